@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import AtollError
 from atoll.collectives.version import VERSION as __version__
-from atoll.peer.client.session import Outcome, Session, connect
-from atoll.peer.client.session_ops import Reduced
+from atoll.peer.client.session import Reduced, Session, connect
+from atoll.peer.client.trainer_channel import Outcome
 
 if TYPE_CHECKING:
     from atoll.optim import (

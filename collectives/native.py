@@ -106,7 +106,7 @@ class Kernels(Protocol):
         out_momentum: Floats,
         /,
     ) -> None:
-        """Take an outer step as in ``atoll.optim.outer``.
+        """Take an outer step as in ``atoll.optim.outer_step``.
 
         All arrays are of one length and one dtype, float32 or float64::
 

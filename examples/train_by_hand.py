@@ -22,7 +22,7 @@ from torch import Tensor
 import atoll
 from atoll.collectives.errors import CollectiveMismatchError, CollectiveMissedError
 from atoll.optim import ByteTransformer, TextBatches
-from atoll.optim.text import load_text
+from atoll.peer.demo.text import load_text
 
 
 def main() -> None:

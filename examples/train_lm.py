@@ -15,7 +15,7 @@ import torch
 
 import atoll
 from atoll.optim import ByteTransformer, DiLoCo, TextBatches, heldout_loss, muon_and_adamw
-from atoll.optim.text import load_text
+from atoll.peer.demo.text import load_text
 
 
 def main() -> None:

@@ -10,9 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.optim.async_diloco import AsyncDiLoCo
-    from atoll.optim.byte_lm import ByteTransformer, TextBatches, heldout_loss
-    from atoll.optim.co2 import CO2, GapAware
     from atoll.optim.compressors import (
         DGC,
         EF21,
@@ -23,20 +20,23 @@ if TYPE_CHECKING:
         PowerSGD,
         TernGrad,
     )
-    from atoll.optim.decoupled_momentum import DeMo
-    from atoll.optim.diloco import DiLoCo
-    from atoll.optim.gradient_average import GradientAverage
-    from atoll.optim.local_sgd import QSR, LocalSGD
+    from atoll.optim.every_step.decoupled_momentum import DeMo
+    from atoll.optim.every_step.gradient_average import GradientAverage
+    from atoll.optim.every_step.zeroth_order import ZerothOrder
+    from atoll.optim.methods.async_diloco import AsyncDiLoCo
+    from atoll.optim.methods.co2 import CO2, GapAware
+    from atoll.optim.methods.diloco import DiLoCo
+    from atoll.optim.methods.local_sgd import QSR, LocalSGD
+    from atoll.optim.methods.noloco import NoLoCo
+    from atoll.optim.methods.population import Population
+    from atoll.optim.methods.sparse_loco import SparseLoCo
+    from atoll.optim.methods.streaming import StreamingDiLoCo
     from atoll.optim.muon import muon_and_adamw
-    from atoll.optim.noloco import NoLoCo
-    from atoll.optim.population import Population
     from atoll.optim.ranks import RankSession, attach
     from atoll.optim.rda import rda, rda_all_reduce
     from atoll.optim.replay.recorder import Replay
-    from atoll.optim.sparse_loco import SparseLoCo
-    from atoll.optim.streaming import StreamingDiLoCo
     from atoll.optim.swarm import Swarm
-    from atoll.optim.zeroth_order import ZerothOrder
+    from atoll.peer.demo.byte_lm import ByteTransformer, TextBatches, heldout_loss
 
 __all__ = [
     "CO2",
@@ -73,30 +73,30 @@ __all__ = [
 ]
 
 _HOME = {
-    "CO2": "atoll.optim.co2",
-    "AsyncDiLoCo": "atoll.optim.async_diloco",
-    "GapAware": "atoll.optim.co2",
+    "CO2": "atoll.optim.methods.co2",
+    "AsyncDiLoCo": "atoll.optim.methods.async_diloco",
+    "GapAware": "atoll.optim.methods.co2",
     **dict.fromkeys(
         ("DGC", "EF21", "QSDP", "EControl", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),
         "atoll.optim.compressors",
     ),
-    "QSR": "atoll.optim.local_sgd",
-    "ByteTransformer": "atoll.optim.byte_lm",
-    "GradientAverage": "atoll.optim.gradient_average",
-    "LocalSGD": "atoll.optim.local_sgd",
-    "NoLoCo": "atoll.optim.noloco",
-    "DeMo": "atoll.optim.decoupled_momentum",
-    "DiLoCo": "atoll.optim.diloco",
+    "QSR": "atoll.optim.methods.local_sgd",
+    "ByteTransformer": "atoll.peer.demo.byte_lm",
+    "GradientAverage": "atoll.optim.every_step.gradient_average",
+    "LocalSGD": "atoll.optim.methods.local_sgd",
+    "NoLoCo": "atoll.optim.methods.noloco",
+    "DeMo": "atoll.optim.every_step.decoupled_momentum",
+    "DiLoCo": "atoll.optim.methods.diloco",
     "RankSession": "atoll.optim.ranks",
     "attach": "atoll.optim.ranks",
     "Replay": "atoll.optim.replay.recorder",
-    "StreamingDiLoCo": "atoll.optim.streaming",
-    "Population": "atoll.optim.population",
-    "SparseLoCo": "atoll.optim.sparse_loco",
+    "StreamingDiLoCo": "atoll.optim.methods.streaming",
+    "Population": "atoll.optim.methods.population",
+    "SparseLoCo": "atoll.optim.methods.sparse_loco",
     "Swarm": "atoll.optim.swarm",
-    "TextBatches": "atoll.optim.byte_lm",
-    "ZerothOrder": "atoll.optim.zeroth_order",
-    "heldout_loss": "atoll.optim.byte_lm",
+    "TextBatches": "atoll.peer.demo.byte_lm",
+    "ZerothOrder": "atoll.optim.every_step.zeroth_order",
+    "heldout_loss": "atoll.peer.demo.byte_lm",
     "muon_and_adamw": "atoll.optim.muon",
     "rda": "atoll.optim.rda",
     "rda_all_reduce": "atoll.optim.rda",

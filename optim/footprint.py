@@ -1,11 +1,15 @@
-"""Compute the memory that a daemon takes for a run: its state, results and log of rounds."""
+"""Compute the host memory that a run takes: of a daemon and of a trainer, and what is said of it.
+
+A method prints it at the start, before it is taken. ``trainer_bytes``: bytes of a trainer for each
+parameter, as the methods have it.
+"""
 
 from __future__ import annotations
 
 from atoll.collectives.codecs import RULES, get_codec
-from atoll.optim.fragments import fragment_grid
-from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, fragment_ranges
+from atoll.collectives.units import memory
+from atoll.optim.manifest import Manifest, fragment_grid
+from atoll.optim.run_spec import RunSpec, fragment_ranges
 
 # Each daemon keeps the last rounds (peer/rounds/log.py) for who missed some and for joiners.
 # 256 MiB are 16 rounds of 16 M parameters in int8: minutes to hours, little beside the state.
@@ -18,6 +22,12 @@ LOG_ENTRIES_MIN = 2  # of any size: a peer that missed the last commit gets it w
 LOG_ENTRIES_MAX = 1024  # of any size: of tiny ones the objects take more than the bytes
 PINNED_FACTOR = 2  # whoever reads from the log may keep it from shrinking, up to twice its cap
 SPARES_MAX = 2  # results of dropped rounds that are kept as memory for the next ones
+# For each parameter, shared by the ranks of a trainer: their submission, and θ (ranks.py).
+RANKS_BYTES = 8
+# For each parameter in a vector of all trainers: what goes in, and what comes out.
+EXCHANGED_BYTES = 8
+# For each parameter in a checkpoint of local steps: itself, and what AdamW keeps of it.
+CHECKPOINT_BYTES = 12
 
 
 def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
@@ -62,3 +72,57 @@ def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
         codec.encoded_bytes(fragment_grid(manifest.grid, *r).total)
         for r in fragment_ranges(spec, manifest)
     )
+
+
+def memory_of_rounds(
+    spec: RunSpec, manifest: Manifest, trainer_bytes: float, *, has_ranks: bool
+) -> str:
+    """Return the memory of a method where daemons step the run's parameters."""
+    daemon, trainer = host_bytes(spec, manifest), memory(trainer_bytes * manifest.elements)
+    if has_ranks:
+        trainer += f" in each process and {memory(RANKS_BYTES * manifest.elements)} in all"
+    return _text(manifest.elements, f"daemon {memory(daemon)}, trainer {trainer}, GPU 0.")
+
+
+def memory_of_steps(elements: int, trainer_bytes: float) -> str:
+    """Return the memory of a method where trainers exchange something at every step."""
+    exchanged = memory(EXCHANGED_BYTES * elements)
+    return _text(
+        elements,
+        f"daemon {exchanged}, trainer {memory(trainer_bytes * elements)}. While a newcomer gets the"
+        f" parameters, both take {exchanged} more, and as much for each number that the optimizer"
+        " keeps of a parameter (AdamW: 2).",
+    )
+
+
+def memory_of_replicas(elements: int, daemon_bytes: float, trainer_bytes: float) -> str:
+    """Return the memory of a method where each trainer has a replica of its own.
+
+    Its daemon hands that out.
+    """
+    daemon, trainer = memory(daemon_bytes), memory(trainer_bytes * elements)
+    return _text(elements, f"daemon {daemon}, trainer {trainer}, GPU 0.")
+
+
+def memory_of_copies(elements: int) -> str:
+    """Return the memory where nothing but copies of a whole trainer is ever handed over."""
+    copied = memory(EXCHANGED_BYTES * elements)
+    return _text(
+        elements,
+        f"daemon 0, trainer 0; while a member is copied, both take {copied}, and as much for each"
+        " number that the optimizer keeps of a parameter (AdamW: 2).",
+    )
+
+
+def memory_of_replay(manifest: Manifest, checkpoints: int, folder: object) -> str:
+    """Return the memory of local steps that are kept, so that others can take them again."""
+    each = CHECKPOINT_BYTES * manifest.elements
+    where = f"in {folder}" if folder is not None else "of this trainer's memory"
+    return (
+        f"{checkpoints} checkpoints are kept for replays: {memory(each)} each with AdamW,"
+        f" {memory(checkpoints * each)} {where}"
+    )
+
+
+def _text(elements: int, extra: str) -> str:
+    return f"{elements:,} parameters. Extra memory: {extra}"

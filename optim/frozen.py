@@ -25,9 +25,8 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import FROZEN_LINES_MAX, FrozenTensor
-from atoll.optim.model_buffers import persistent
-from atoll.optim.names import canonical
-from atoll.optim.spec import FROZEN
+from atoll.optim.model_io import canonical, persistent
+from atoll.optim.run_spec import FROZEN
 
 BLOCK_BYTES = 16 * 1024
 BLOCKS = 256

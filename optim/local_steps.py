@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.spec import ROUND_DEADLINE_S_MAX
-from atoll.optim.trainer import say
+from atoll.optim.run_spec import ROUND_DEADLINE_S_MAX
+from atoll.peer.client.console import say
 
 # Rounds whose speeds are remembered: an evaluation or a pause in one or two of them is passed over.
 ROUNDS_KEPT = 5

@@ -6,9 +6,10 @@ the only thing a daemon knows of the model. Text on the wire, one parameter per 
 
     blocks.0.attention.weight<TAB>bfloat16<TAB>384x128
 
-A run with fragments (fragments.py) has them in order of fragment, and the fragment's number in a
-fourth column; each begins with a chunk of its own, so the one before it ends with padding: a
-parameter of zeros that no trainer has.
+A run with fragments, parts of the vector that are reduced in rounds of their own, has them in order
+of fragment, and the fragment's number in a fourth column. Each is a contiguous range of the
+vector's chunks, so it has a grid, a layout and a reduction like a whole vector. It begins with a
+chunk of its own, so the one before it ends with padding: a parameter of zeros that no trainer has.
 
 After an empty line come the tensors that are not trained, if the trainer has looked at them
 (frozen.py): what they are, and a digest of their values. No daemon has their values::
@@ -31,23 +32,20 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # working dtypes; the run itself is float32
 PARAMETERS_MAX = 65_536  # a 100-layer mixture of experts has about 40,000
 ELEMENTS_MAX = 2**40  # 4 TiB of θ: a larger figure is nonsense, not a model
 NAME_BYTES_MAX = 512  # the longest names of published models have about 120
 DIMENSIONS_MAX = 16  # tensors of real models have at most 6
+FRAGMENTS_MAX = 64  # Streaming DiLoCo (arXiv 2501.18512) uses 2 to 24
 PADDING = "~padding."  # no attribute of a module is called so; it sorts behind letters
 OUTLINE = "~method."
 DIFFERENCES_MAX = 20  # lines that still fit on one screen
 # Lines for tensors that are not trained: Llama 3.1 405B has 1,138. With names and digests they pack
-# to some 80 KB of a blob (optim/spec.py) of 512 KiB. With more, a line stands for a whole module.
+# to some 80 KB of a blob (run_spec.py) of 512 KiB. With more, a line stands for a whole module.
 FROZEN_LINES_MAX = 4096
 FROZEN_OUTLINE_CHARACTERS_MAX = 256  # 16 dimensions of 2**40 elements
 FROZEN_DIGEST = re.compile(r"([0-9a-f]{16})?")
@@ -346,50 +344,20 @@ def _grid(parameters: Sequence[Parameter]) -> ChunkGrid:
     return ChunkGrid(total, grid_for(max(1, own // fragments)).chunk_elements)
 
 
-def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.float32]) -> None:
-    """Round ``values`` as a working parameter of ``dtype`` does: ``out = float32(cast(values))``.
+def chunk_range(fragment: int, fragments: int, chunks: int) -> tuple[int, int]:
+    """Return the chunks [first, end) of a fragment.
 
-    ``values`` must be finite; arrays must not overlap. Rounds to nearest even, bit for bit as
-    torch does. A float16 segment costs scratch of half the size of ``values``, the others none.
+    There is always at least one, and the sizes of fragments differ by one at most. Raise
+    ConfigError if there are more fragments than chunks, or no such fragment.
     """
-    if dtype == "bfloat16":  # the upper half of a float32: round by integer arithmetic on the bits
-        bits, rounded = values.view(np.uint32), out.view(np.uint32)
-        np.right_shift(bits, np.uint32(16), out=rounded)
-        np.bitwise_and(rounded, np.uint32(1), out=rounded)
-        np.add(rounded, np.uint32(0x7FFF), out=rounded)
-        np.add(rounded, bits, out=rounded)
-        np.bitwise_and(rounded, np.uint32(0xFFFF0000), out=rounded)
-    elif dtype == "float16":
-        with np.errstate(over="ignore"):  # becomes Inf, as in torch; the codec then names it
-            np.copyto(out, values.astype(np.float16))
-    else:
-        np.copyto(out, values)
+    if not 0 <= fragment < fragments <= chunks:
+        raise ConfigError(
+            f"there is no fragment {fragment} of {fragments} in a vector of {chunks} chunks",
+            fix=f"set fragments to at most {chunks}",
+        )
+    return fragment * chunks // fragments, (fragment + 1) * chunks // fragments
 
 
-def rounded_to_working(theta: NDArray[np.float32], manifest: Manifest) -> NDArray[np.float32]:
-    """Return the run's parameters as those of working models are: float32[manifest.elements]."""
-    rounded = np.empty_like(theta)
-    for lo, hi, dtype in manifest.segments(0, manifest.elements):
-        round_to_working(theta[lo:hi], dtype, rounded[lo:hi])
-    return rounded
-
-
-def pseudo_gradient(
-    theta: NDArray[np.float32],
-    submitted: NDArray[np.float32],
-    out: NDArray[np.float32],
-    manifest: Manifest,
-    lo: int,
-    hi: int,
-) -> None:
-    """Compute ``out = cast(θ) - θ_m`` for elements ``lo:hi``: old minus new, positive is descent.
-
-    ``theta``, ``submitted`` and ``out`` are the slices ``[lo:hi]`` of θ (outer parameters), of the
-    trainer's submission (its working parameters widened to float32) and of the result; ``out``
-    overlaps neither. θ is first rounded to each segment's working dtype, so that a trainer that
-    took no step gives exactly zero however coarse its parameters are.
-    """
-    for start, end, dtype in manifest.segments(lo, hi):
-        part = slice(start - lo, end - lo)
-        round_to_working(theta[part], dtype, out[part])
-    np.subtract(out, submitted, out=out)
+def fragment_grid(grid: ChunkGrid, first: int, end: int) -> ChunkGrid:
+    """Return the grid of the chunks [first, end) as a vector of their own, from chunk 0 on."""
+    return ChunkGrid(grid.bounds(end - 1)[1] - grid.bounds(first)[0], grid.chunk_elements)

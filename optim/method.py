@@ -1,325 +1,248 @@
-"""Hold what methods with local steps share: hooks, counters, evaluation, saved state.
+"""Be the base of all methods: a beginning, an end, and steps of inner optimizers in between.
 
 A method is a class of its own in a short file. It says what its peers must agree on (a ``RunSpec``)
-and what happens when a local step is complete (``_step_done``). ``_submit`` and ``_outcome`` are
-the two halves of a round, ``_take_run`` begins anew from the run's parameters.
+and what happens when a local step is complete (``_step_done``). Local steps are seen through a hook
+of the inner optimizer, so a training loop stays as it was: a GradScaler that skips a step does not
+call the hook, nor do accumulation micro-steps, and closures and schedulers keep working. Methods
+that exchange something at every step (every_step/) have a call or hooks of their own instead.
+
+A method has the session that it was given (``peer``), and uses the private part of it
+(``_channel``), of which sessions.py says what it needs.
 """
 
 from __future__ import annotations
 
-import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.hooks import RemovableHandle
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import ConfigError
-from atoll.optim.inner_steps import Inner, InnerSteps
-from atoll.optim.memory import say_of_rounds
-from atoll.optim.model_vector import ModelVector
-from atoll.optim.run_clock import RunClock
-from atoll.optim.sessions import TrainerSession
-from atoll.optim.shared_buffers import SharedBuffers
-from atoll.optim.side_channel import check_ranks, every_rank, whole
-from atoll.optim.spec import RunSpec
-from atoll.optim.trainer import say
-from atoll.peer.client.session import Outcome
-
-STATE_VERSION = 2
+from atoll.collectives.errors import CodecError, ConfigError
+from atoll.optim.frozen import Frozen
+from atoll.optim.manifest import Manifest
+from atoll.optim.model_io import ModelVector
+from atoll.optim.run_spec import RunSpec
+from atoll.optim.schedules import Schedules
+from atoll.optim.sessions import AnySession, Channel
+from atoll.optim.side_channel import every_rank
 
 
-class Method(InnerSteps):
-    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
+class Method(ABC):
+    """Train a model together with the other peers of the run that ``peer`` belongs to.
 
     The method, its numbers and the model's trainable parameters must equal the run's; the first
     trainer of a run sets them, and IncompatibleRunError lists the differences to any later one.
-    Then the run's parameters replace the model's. Use it as a context manager or call ``close()``;
-    either closes ``peer`` too.
+    Use it as a context manager or call ``close()``; either closes ``peer`` too.
 
     ``inner`` may be a sequence (say Muon for matrices, AdamW for the rest) whose last member's
     step completes a local step. Steps that a GradScaler skips and accumulation micro-steps do not
-    count.
-
-    ``buffers``: of a model that has persistent float buffers (BatchNorm statistics and the like)
-    all peers that take part in a round share them after it: float ones become their mean, weighted
-    as the submissions are, integers the maximum. In an asynchronous run a peer takes those that all
-    had after their last rounds. False leaves them alone; it must be the same on all peers.
-
-    ``min_trainers``: no round begins with fewer trainers, nor goes on with fewer after a death; the
-    run then waits and says for whom. It must be the same on all peers. ``atoll up --min-trainers``
-    and ``atoll min-trainers N`` win where they are used.
-
-    ``frozen``: "refuse", "warn" or "ignore" where what is not trained differs (``Trainer``).
-
-    ``probation`` (of methods that take it): a peer that joins counts after so many rounds in which
-    it has taken part, each of one fragment; see docs/admission.md. All that count weigh alike then.
+    count. Other arguments that methods have in common: options.py.
     """
 
-    peer: TrainerSession
-    _waits: ClassVar[bool] = False  # for each round, so that it ends for all at about one time
+    peer: AnySession
+    _channel: Channel
+    spec: RunSpec
 
     def __init__(
-        self,
-        vector: ModelVector,
-        inner: Inner,
-        peer: TrainerSession,
-        spec: RunSpec,
-        buffers: bool = True,
-        frozen: str = "refuse",
+        self, vector: ModelVector, peer: AnySession, inners: tuple[Optimizer, ...] = ()
     ) -> None:
-        check_ranks(peer, vector.ranks)
-        super().__init__(vector, inner)
-        outline = vector.buffers.outline if buffers else ""
-        self.peer, self.spec = peer, replace(spec, buffers=outline)
-        self._buffers = (
-            SharedBuffers(peer, vector.buffers, waits=self._waits, of_all=self.spec.is_asynchronous)
-            if outline
-            else None
-        )
-        self._tokens = self._rounds = self._missed = 0
-        self._waited_s = 0.0
-        self._peers = self._alone = 0  # in the last round; rounds in which there was no other
-        # Steps and tokens by fragment, when it was submitted, and that are in committed rounds.
-        self._submitted: dict[int, tuple[int, int]] = {}
-        self._counted: dict[int, tuple[int, int]] = {}
-        self._known: dict[int, Outcome] = {}  # of fragments that are not merged yet
-        self._clock = RunClock(peer, self.spec, varies=bool(spec.schedule))
-        self._is_lost = True  # where the run is has to be found out
-        self._begun_at = 0  # its steps when this trainer had none
+        self._vector, self.manifest = vector, vector.manifest
+        self.peer, self._channel = peer, peer.channel
+        self._frozen = Frozen(vector.model)
+        self._schedules = Schedules()
+        self._inners = inners
+        self._hooks: list[RemovableHandle] = []
+        self._steps = 0  # of this trainer, as the hook has seen them
+        self._loss: Any = None  # that the closure of the step at hand has returned first
+        self._in_step = False  # of the last inner optimizer: its scheduler is a step behind
+        self._shown = ""  # by which call other parameters are in the model
 
-        say_of_rounds(self.spec, self.manifest, self.trainer_bytes, peer)
-        with self._watching():
-            self._attach(self.spec, self.manifest, self._vector.write, frozen)
-            peer.pull(self._vector.read)
-            self._locate()
+    # ------------------------------------------------------------ for everybody
 
     @property
+    @abstractmethod
     def global_step(self) -> int:
-        return self._begun_at + self._steps
+        """Return the steps that the run has behind it, as seen by this trainer.
 
-    def count(self, tokens: int) -> None:
-        """Count tokens (or samples) of the coming step: they become the submission's weight.
-
-        All peers of a run should count in one unit, or none should: then each step weighs one. In a
-        run with a robust rule, or with probation, all peers weigh alike, whatever they count. Raise
-        ConfigError for a negative number.
+        Those of this trainer since the last round are among them. It is the same for all trainers
+        at a round's end, and for one that comes later.
         """
-        if tokens < 0:
-            raise ConfigError(f"count({tokens}): a number of tokens is not negative")
-        self._tokens += tokens
 
-    @contextmanager
-    def outer_parameters(self) -> Iterator[None]:
-        """Put the run's parameters into the model, and the local ones back at the end.
+    @property
+    def trainer_bytes(self) -> float:
+        """Return the bytes of host memory that this trainer takes for each parameter, at most.
 
-        It is for evaluation or saving.
-
-        Evaluate these: a replica in the middle of a round is worse than the run. Costs a second
-        copy of the parameters on the device meanwhile.
+        They come beside its model: what the method keeps, and what it makes for a moment. Copies of
+        a parameter or a chunk at a time come on top, and what other trainers give in a gather.
         """
-        epoch = self.peer.epoch
-        with self._showing("outer_parameters()"):
-            self.peer.pull(self._vector.read)
-            yield
-        # Rounds that the local work stands on were undone meanwhile; some work holds without them.
-        if self.peer.epoch != epoch and not self.spec.is_asynchronous:
-            self._is_lost = True
-            self._take_run()
+        return 0.0
 
+    @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """Return totals of this trainer, for any logger.
+        """Return numbers for any logger."""
 
-        ``peers``: how many submissions were in its last round that was committed; ``rounds_alone``:
-        such rounds with no other's.
-        """
-        return {**self._totals(), "peers": self._peers, "rounds_alone": self._alone}
-
-    def _totals(self) -> dict[str, float]:
-        """Return the totals that ``metrics`` and a saved state need."""
-        return {
-            "round": self.peer.round,
-            "rounds": self._rounds,
-            "missed": self._missed,
-            "steps": self._steps,
-            "tokens": self._tokens,
-            "waited_s": self._waited_s,
-        }
-
+    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return where this trainer is, within a round too.
+        """Return where this trainer is, to be saved beside the model and the inner optimizers."""
 
-        Save it beside the model's and the inner optimizers' state. It waits for rounds that are
-        under way.
-        """
-        for fragment in self._submitted:  # in the order in which they were sent
-            if fragment not in self._known:
-                self._known[fragment] = self.peer.wait(fragment)
-        return {
-            "version": STATE_VERSION,
-            **self._totals(),
-            "global_step": self.global_step,
-            "clock": self._clock.counted,
-            "run": self._run_digest(),
-            "model": self._vector.digest(),
-            "counted": [[p, *pair] for p, pair in self._counted.items()],
-            "submitted": [[p, *pair] for p, pair in self._submitted.items()],
-            "known": [[p, o.kind, o.round, o.share, list(o.peers)] for p, o in self._known.items()],
-            "place": self._place(),
-        }
-
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` gave; raise ConfigError for anything else.
+        """Load what ``state_dict`` gave; raise ConfigError for anything else."""
 
-        Make this object first, then load the model's state and those of the inner optimizers, then
-        this one. If the run is where it was, training goes on with the same bits. If it has gone
-        on, its parameters win, and a round that was under way begins anew.
+    def follow(self, scheduler: LRScheduler) -> None:
+        """Keep the learning rates of ``scheduler`` those of ``global_step``.
+
+        It does so now, whenever the run has gone on without this trainer, and when it takes the
+        run's state anew.
+
+        As usual call ``scheduler.step()`` once after each step of the (last) inner optimizer. Give
+        it as it was made: its state need not be saved. ConfigError for one that needs a metric.
         """
-        expected = {"version", "global_step", "clock", "run", "model", "place", *self._totals()}
-        expected |= {"counted", "submitted", "known"}
-        place = state.get("place", {})
-        if (
-            state.get("version") != STATE_VERSION
-            or state.keys() != expected
-            or place.keys() != self._place().keys()
-        ):
-            name = type(self).__name__
-            raise ConfigError(
-                f"not a {name} state of version {STATE_VERSION}: it has {sorted(state)[:20]}",
-                fix=f"load what {name}.state_dict() gave",
-            )
-        self._steps, self._tokens = int(state["steps"]), int(state["tokens"])
-        self._rounds, self._missed = int(state["rounds"]), int(state["missed"])
-        self._waited_s = float(state["waited_s"])
-        self._clock.correct(*map(int, state["clock"]))
-        self._recall(place)
-        if not self._is_where(state):
-            self._take_run()
-            self._take_buffers()
-            return
-        self._counted = {p: (steps, tokens) for p, steps, tokens in state["counted"]}
-        self._submitted = {p: (steps, tokens) for p, steps, tokens in state["submitted"]}
-        self._known = {
-            p: Outcome(kind, n, 0.0, share, tuple(peers))
-            for p, kind, n, share, peers in state["known"]
-        }
-        self._return_to(place)
-        self._stand_at(int(state["global_step"]))
+        self._schedules.add(scheduler, self.global_step)
 
-    def _is_where(self, state: Mapping[str, Any]) -> bool:
-        """Return whether run and model are as they were when this was saved."""
-        run_is, model_is = (
-            self._run_digest() == state["run"],
-            self._vector.digest() == state["model"],
-        )
-        all_are = every_rank(self.peer, run_is and model_is)
-        if run_is and not all_are:
-            say(
-                "the model's parameters are not those that were saved with this state, so "
-                "the round begins anew: load its state after the method is made, before this one"
-            )
-        return all_are
+    def report(self, **figures: float | Tensor) -> None:
+        """Tell this peer's daemon how training goes.
 
-    def _run_digest(self) -> str:
-        found: list[str] = []
-        epoch = self.peer.epoch
-        self.peer.pull(lambda flat: found.append(hashlib.sha256(flat.data).hexdigest()))
-        if self.peer.epoch != epoch:
-            self._is_lost = True
-            self._take_run()
-        return found[-1]
+        Call ``report(loss=loss)`` after a step, as often as you like. The mean of what was reported
+        since the last round (of replicas: outer step) travels to the daemon with the next, and no
+        further: ``atoll status`` shows it, and the line of each round in the daemon's log has the
+        ``loss``. Costs nothing worth mentioning: a tensor is read when it travels. Where the
+        optimizer is given a closure that returns a loss, that is reported without a call. Of ranks
+        the first one's counts.
+        """
+        self._channel.observe(**figures)
 
-    def _place(self) -> dict[str, Any]:
-        """Return where the method is within its rounds: numbers, texts, lists, tensors."""
-        return {}
+    def close(self) -> None:
+        """Unhook inner optimizers and close the session; the model keeps its parameters."""
+        self._unhook()
+        self.peer.close()
 
-    def _recall(self, place: Mapping[str, Any]) -> None:
-        """Restore the part of a place that holds wherever the run is."""
+    def __enter__(self) -> Self:
+        return self
 
-    def _return_to(self, place: Mapping[str, Any]) -> None:
-        """Restore the place that ``_place`` gave, where the run is as it was."""
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     # ------------------------------------------------------------ for the methods
 
-    def _submit(self, fragment: int = 0) -> None:
-        """Submit the parameters as they are now; raise CodecError if a round cannot carry them."""
-        self._check_finite("round not submitted", fragment)
-        steps, tokens = self._counted.get(fragment, (0, 0))
-        weight = float(self._tokens - tokens or self._steps - steps)
-        self._submitted[fragment] = self._steps, self._tokens
-        self._hand_over(partial(self._write_submission, fragment), weight, fragment)
-
-    def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
-        self.peer.submit(fill, weight, fragment)
-
-    def _write_whole(
-        self, write: Callable[[F32], None], flat: F32, part: slice = slice(None)
+    def _attach(
+        self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], frozen: str
     ) -> None:
-        """Write to ``flat`` with ``write``; with several ranks, the rows of them all."""
-        whole(self.peer, write, flat, part)
+        """Attach ``peer`` after what can be checked here; what is not trained goes along."""
+        fingerprint = self._frozen.fingerprint(frozen)
+        self._channel.attach(spec, replace(manifest, frozen=fingerprint), initial, frozen)
 
-    def _write_submission(self, fragment: int, flat: F32) -> None:
-        """Write the parameters of the fragment into ``flat``.
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Count steps from now on, unless what is done inside fails.
 
-        In runs that submit deltas it is the fragment's pseudo-gradient.
+        Inside it the trainer attaches, last of all, so that a script that cannot train has not
+        founded a run.
         """
-        self._vector.write_fragment(fragment, flat)
+        self._hook()
+        try:
+            yield
+        except BaseException:
+            self._unhook()
+            raise
 
-    def _outcome(self, fragment: int = 0) -> Outcome:
-        """Wait for what became of a submission, and return it.
+    def _hook(self) -> None:
+        for inner in self._inners[-1:]:
+            # torch.compile must not trace the hooks; torch leaves this function untyped
+            after = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+            before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+            self._hooks.append(inner.register_step_post_hook(after))
+            self._hooks.append(inner.register_step_pre_hook(before))
 
-        After "missed" the next submission counts for both.
+    def _unhook(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _step_done(self) -> None:
+        """Act on a local step that is complete; ``_steps`` counts it."""
+        raise AssertionError(f"{type(self).__name__} follows no inner optimizer")
+
+    def _follow(self) -> None:
+        """Bring learning rates to ``global_step``, which may have jumped."""
+        self._schedules.go_to(max(0, self.global_step - self._in_step))
+
+    @contextmanager
+    def _showing(self, what: str) -> Iterator[None]:
+        """Save the model's parameters and buffers, and restore them at the end.
+
+        Others may be read into it meanwhile. ``what``: the call that people know. Raise ConfigError
+        for one inside another.
         """
-        outcome = self._known.pop(fragment, None) or self.peer.wait(fragment)
-        if outcome.kind == "reload":
-            self._is_lost = True
-        else:
-            self._clock.passed(outcome.round, self._round_steps)
-        counted, before = self._submitted.pop(fragment), self._counted.get(fragment, (0, 0))
-        if outcome.kind != "missed":
-            self._counted[fragment] = counted
-        if self._buffers is not None and fragment == 0 and outcome.share > 0:
-            weight = float(counted[1] - before[1] or counted[0] - before[0])
-            self._buffers.round_over(outcome.round, outcome.peers, weight)
-        self._waited_s += outcome.waited_s
-        self._rounds += outcome.kind == "committed"
-        self._missed += outcome.kind == "missed"
-        if outcome.kind == "committed" and outcome.count:
-            self._peers = outcome.count
-            self._alone += outcome.count == 1
-        return outcome
+        if self._shown:
+            raise ConfigError(f"{what} inside {self._shown}")
+        self._shown = what
+        try:
+            with self._vector.put_back(), self._vector.buffers.put_back():
+                yield
+        finally:
+            self._shown = ""
 
-    @property
-    def _round_steps(self) -> int:
-        """Return the steps of each peer in the round that was submitted last."""
-        return self.spec.sync_every
+    def _check_finite(self, so: str, fragment: int = 0) -> None:
+        """Raise CodecError, in all ranks, if parameters of the fragment are not finite.
 
-    def _locate(self) -> None:
-        """Find how many steps are behind the run's parameters, which have been pulled."""
-        if self._is_lost:
-            self._clock.find()
-            self._take_buffers()
-            self._is_lost = False
-        else:
-            self._clock.passed(self.peer.round, self._round_steps)
-        self._stand_at(self._clock.steps)
+        ``so``: what therefore is not done.
+        """
+        bad = self._vector.not_finite(fragment)
+        if not every_rank(self._channel, not bad):
+            names = ", ".join(bad[:5]) or "rows of another rank"
+            raise CodecError(
+                f"NaN or Inf in {names} ({len(bad)} of {len(self._vector.parameters)} "
+                f"parameters here) after step {self._steps}: {so}",
+                fix="lower the inner learning rate or clip gradients, and start this trainer again",
+            )
 
-    def _take_buffers(self) -> None:
-        if self._buffers is not None and self._clock.rounds:
-            self._buffers.take(self.peer.round)
+    # ------------------------------------------------------------ hooks
 
-    def _stand_at(self, step: int) -> None:
-        """Set ``global_step`` to ``step``."""
-        self._begun_at = step - self._steps
-        self._follow()
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        # A fused optimizer skips a step by itself and then still calls its hooks; the GradScaler
+        # leaves the reason on it for the time of the step.
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None and found_inf.item() > 0:
+            return
+        self._frozen.check(optimizer if len(self._inners) > 1 else None)
+        if self._shown:
+            raise ConfigError(
+                f"optimizer.step() inside {self._shown}: the step would be thrown away",
+                fix=f"only evaluate or save inside {self._shown}",
+            )
+        self._steps += 1
+        if self._loss is not None:
+            self.report(loss=self._loss)
+            self._loss = None
+        self._in_step = True
+        try:
+            self._step_done()
+        finally:
+            self._in_step = False
 
-    def _take_run(self) -> None:
-        """Begin a round from the run's parameters."""
-        self.peer.pull(self._vector.read)
-        self._locate()
-        now = self._steps, self._tokens
-        self._counted = dict.fromkeys(range(self.spec.fragments), now)
-        self._submitted.clear()
-        self._known.clear()
-        self._vector.zero_gradients()
+    def _before_step(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Watch what a closure returns: hooks do not see it."""
+        self._loss = None
+        by_name = kwargs.get("closure")
+        closure = by_name if by_name is not None else args[1] if len(args) > 1 else None
+        if not callable(closure):
+            return None
+
+        def seen(*given: Any, **named: Any) -> Any:
+            loss = closure(*given, **named)
+            is_number = isinstance(loss, int | float)
+            if is_number or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
+                self._loss = loss if self._loss is None else self._loss
+            return loss
+
+        if by_name is not None:
+            return args, {**kwargs, "closure": seen}
+        return (args[0], seen, *args[2:]), kwargs

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.inner_steps import Inner, unwrapped
+from atoll.optim.inner import Inner, unwrapped
 
 MOMENTUM = 0.9  # arXiv 2311.08105
 MUON_MOMENTUM = 0.6  # arXiv 2505.23725

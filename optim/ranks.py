@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -26,11 +26,12 @@ import torch.distributed as dist
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError, ConfigError, SessionError
 from atoll.optim.manifest import Manifest
-from atoll.optim.sessions import GossipSession, TrainerSession
-from atoll.optim.spec import FROZEN, RunSpec
-from atoll.optim.trainer import speak
-from atoll.peer.client.session import CONNECT_TIMEOUT_S, Outcome, Session, connect
+from atoll.optim.run_spec import FROZEN, RunSpec
+from atoll.optim.sessions import RoundChannel, TrainerSession, VectorChannel
+from atoll.peer.client.console import speak
+from atoll.peer.client.session import CONNECT_TIMEOUT_S, Session, connect
 from atoll.peer.client.shared_memory import Region, map_floats
+from atoll.peer.client.trainer_channel import Outcome
 
 KINDS = ("committed", "missed", "reload")
 
@@ -109,11 +110,17 @@ class RankSession:
                 fix="call atoll.connect() on rank 0 alone, and give None on the others",
             )
         self._session, self._group = session, group
+        self._leader = session.channel if session is not None else None
         self.round = self.epoch = self.operations = 0
         self._peers: tuple[str, ...] = ()  # of the last round; rank 0 alone knows them
         self._fragments: list[slice] = []
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
+
+    @property
+    def channel(self) -> Self:
+        """Return this, which is the ranks' own channel."""
+        return self
 
     def attach(
         self,
@@ -142,8 +149,8 @@ class RankSession:
         self._lead(lambda s: s.submit(copy, total, fragment))
 
     def wait(self, fragment: int = 0) -> Outcome:
-        def ask(session: TrainerSession) -> list[float]:
-            outcome = session.wait(fragment)
+        def ask(leader: RoundChannel) -> list[float]:
+            outcome = leader.wait(fragment)
             self._peers = outcome.peers
             kind = KINDS.index(outcome.kind)
             return [kind, outcome.round, outcome.waited_s, outcome.share, outcome.count]
@@ -152,8 +159,8 @@ class RankSession:
         return Outcome(KINDS[int(kind)], int(number), waited_s, share, self._peers, int(count))
 
     def pull(self, read: Callable[[F32], None]) -> int:
-        def copy(session: TrainerSession) -> list[float]:
-            session.pull(lambda flat: np.copyto(self._in, flat))
+        def copy(leader: RoundChannel) -> list[float]:
+            leader.pull(lambda flat: np.copyto(self._in, flat))
             return []
 
         self._lead(copy)
@@ -169,11 +176,11 @@ class RankSession:
     def replicas(self) -> int:
         return int(self._lead(lambda s: [s.replicas()], 1)[0])
 
-    def lead(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
+    def lead(self, ask: Callable[[VectorChannel], F32], elements: int) -> F32:
         heard = torch.zeros(elements)
 
-        def hear(session: TrainerSession) -> list[float]:
-            heard.copy_(torch.from_numpy(ask(cast(GossipSession, session))))
+        def hear(leader: RoundChannel) -> list[float]:
+            heard.copy_(torch.from_numpy(ask(cast(VectorChannel, leader))))
             return []
 
         self._lead(hear)
@@ -203,13 +210,13 @@ class RankSession:
 
     def check(self) -> None:
         """Raise on rank 0 if its daemon is gone; the other ranks notice at the next exchange."""
-        if self._session is not None:
-            self._session.check()
+        if self._leader is not None:
+            self._leader.check()
 
     def observe(self, **figures: Any) -> None:
         """Remember figures of a local step, on rank 0 alone."""
-        if self._session is not None:
-            self._session.observe(**figures)
+        if self._leader is not None:
+            self._leader.observe(**figures)
 
     def close(self) -> None:
         if self._session is not None:
@@ -218,19 +225,19 @@ class RankSession:
     # ------------------------------------------------------------ inside
 
     def _lead(
-        self, ask: Callable[[TrainerSession], list[float] | None], answers: int = 0
+        self, ask: Callable[[RoundChannel], list[float] | None], answers: int = 0
     ) -> list[float]:
-        """Ask the session on rank 0, and return its ``answers`` numbers on all ranks.
+        """Ask the channel of rank 0, and return its ``answers`` numbers on all ranks.
 
         All ranks also learn where that session is (round, epoch, operations). An error of rank 0 is
         raised on all ranks, by the others as SessionError.
         """
         said = torch.zeros(4 + answers, dtype=torch.float64)
         failed: AtollError | None = None
-        if self._session is not None:
+        if self._leader is not None:
             try:
-                found = ask(self._session) or []
-                where = [self._session.round, self._session.epoch, self._session.operations]
+                found = ask(self._leader) or []
+                where = [self._leader.round, self._leader.epoch, self._leader.operations]
                 said[:] = torch.tensor([1.0, *where, *found], dtype=torch.float64)
             except AtollError as error:
                 failed = error

@@ -17,9 +17,9 @@ import math
 import numpy as np
 
 from atoll.collectives.codecs import F32
-from atoll.optim.sessions import TrainerSession
+from atoll.optim.run_spec import RunSpec
+from atoll.optim.sessions import RoundChannel
 from atoll.optim.side_channel import SideChannel
-from atoll.optim.spec import RunSpec
 
 NAME = "clock"
 ELEMENTS = 4  # rounds and steps, each in two parts that float32 holds exactly
@@ -35,19 +35,19 @@ class RunClock:
     ``sync_every``.
     """
 
-    def __init__(self, peer: TrainerSession, spec: RunSpec, *, varies: bool = False) -> None:
-        self._peer, self._spec, self._varies = peer, spec, varies
-        self._companions = SideChannel(peer, NAME)
+    def __init__(self, channel: RoundChannel, spec: RunSpec, *, varies: bool = False) -> None:
+        self._channel, self._spec, self._varies = channel, spec, varies
+        self._side = SideChannel(channel, NAME)
         self._operations = 0
         self.number = self.rounds = self.steps = 0
         self.is_estimate = False  # nobody could tell
 
     def find(self) -> None:
         """Find out where the run is, whose parameters have just been pulled."""
-        self.number, self._operations = self._peer.round, self._peer.operations
+        self.number, self._operations = self._channel.round, self._channel.operations
         found = None
         if self.number > FIRST:
-            found = self._companions.any(self.number, ELEMENTS, most=True)
+            found = self._side.any(self.number, ELEMENTS, most=True)
         told = _parse(found[1]) if found is not None else None
         self.is_estimate = self.number > FIRST and told is None
         self.rounds = self.steps = 0
@@ -65,7 +65,7 @@ class RunClock:
         """
         if number <= self.number:
             return
-        operations = self._peer.operations
+        operations = self._channel.operations
         rounds = number - self.number - (operations - self._operations)
         self.number, self._operations = number, operations
         if rounds > 0:
@@ -101,7 +101,7 @@ class RunClock:
     def _publish(self) -> None:
         if self.number > FIRST:
             parts = [*divmod(self.rounds, PART), *divmod(self.steps, PART)]
-            self._companions.publish(self.number, np.array(parts, np.float32))
+            self._side.publish(self.number, np.array(parts, np.float32))
 
 
 def _parse(values: F32) -> tuple[int, int] | None:

@@ -1,4 +1,9 @@
-"""Describe the session that an optimizer needs with a run: a daemon's, or one of a swarm."""
+"""Describe the session that a method needs with a run: a daemon's, or one of a swarm.
+
+A *session* is what people have: methods take it as ``peer``. Its *channel* is what methods use of
+it and nobody else (``atoll.peer.client.trainer_channel.TrainerChannel`` says what each call does).
+A worker of a swarm and a rank of a trainer are both in one.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +12,53 @@ from typing import Any, Protocol, runtime_checkable
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import FROZEN, RunSpec
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_ops import Reduced
-from atoll.peer.client.session_validation import Validation
-from atoll.peer.client.session_vectors import Members
+from atoll.optim.run_spec import FROZEN, RunSpec
+from atoll.peer.client.session import Reduced
+from atoll.peer.client.trainer_channel import Members, Outcome, Validation
 
 
-class Attachable(Protocol):
-    """Describe what all sessions can do."""
+class AnySession(Protocol):
+    """Describe what all sessions have."""
+
+    @property
+    def channel(self) -> Channel: ...
+
+    def close(self) -> None: ...
+
+
+class TrainerSession(AnySession, Protocol):
+    """Describe the session of a method with rounds."""
+
+    @property
+    def channel(self) -> RoundChannel: ...
+
+
+class GossipSession(AnySession, Protocol):
+    """Describe the session of a method whose trainers hand vectors to each other, one to one."""
+
+    @property
+    def channel(self) -> VectorChannel: ...
+
+
+class OperationsSession(AnySession, Protocol):
+    """Describe the session of a method whose trainers hold the parameters themselves.
+
+    ``atoll.peer.client.session.Session`` says what each call does.
+    """
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def peer_name(self) -> str: ...
+
+    def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced: ...
+
+    def all_gather(self, data: bytes) -> list[tuple[str, bytes]]: ...
+
+
+class Channel(Protocol):
+    """Describe what all channels can do."""
 
     def observe(self, **figures: Any) -> None: ...
 
@@ -28,12 +71,9 @@ class Attachable(Protocol):
         /,
     ) -> None: ...
 
-    def close(self) -> None: ...
 
-
-class TrainerSession(Attachable, Protocol):
-    """Describe a trainer's session; ``atoll.peer.client.session.Session`` says what each call
-    does."""
+class RoundChannel(Channel, Protocol):
+    """Describe the channel of a method whose daemons step the run's parameters by rounds."""
 
     round: int
     epoch: int
@@ -54,21 +94,8 @@ class TrainerSession(Attachable, Protocol):
     def check(self) -> None: ...
 
 
-class OperationsSession(Attachable, Protocol):
-    """Describe the session of a method whose trainers hold the parameters themselves."""
-
-    round: int
-
-    @property
-    def peer_name(self) -> str: ...
-
-    def all_reduce(self, tensor: Any, op: str = "mean", *, codec: str = "float32") -> Reduced: ...
-
-    def all_gather(self, data: bytes) -> list[tuple[str, bytes]]: ...
-
-
 class VectorAsked(Protocol):
-    """Describe a vector that was asked for; see ``atoll.peer.client.session.AskedVector``."""
+    """Describe a vector that was asked for, as ``trainer_channel.AskedVector`` does."""
 
     def wait(self, timeout_s: float, /) -> None: ...
 
@@ -79,8 +106,8 @@ class VectorAsked(Protocol):
     def drop(self) -> None: ...
 
 
-class GossipSession(Attachable, Protocol):
-    """Describe the session of a method whose trainers hand vectors to each other, one to one."""
+class VectorChannel(Channel, Protocol):
+    """Describe the channel of a method whose trainers hand vectors to each other, one to one."""
 
     @property
     def peer_name(self) -> str: ...
@@ -101,8 +128,8 @@ class GossipSession(Attachable, Protocol):
 
 
 @runtime_checkable
-class ValidatingSession(Protocol):
-    """Describe the session of a method whose trainers take local steps of each other again."""
+class ValidationChannel(Protocol):
+    """Describe the channel of a method whose trainers take local steps of each other again."""
 
     def submit(
         self, fill: Callable[[F32], None], weight: float, fragment: int = 0, steps: bytes = b"", /
@@ -127,12 +154,12 @@ class ValidatingSession(Protocol):
 
 @runtime_checkable
 class LeadingRank(Protocol):
-    """Describe several processes that are one trainer, ``ranks`` of them; one has a session."""
+    """Describe ``ranks`` processes that are one trainer; one of them has a daemon's channel."""
 
     ranks: int
 
-    def lead(self, ask: Callable[[GossipSession], F32], elements: int, /) -> F32:
-        """Ask the session of the one that has it; return float32[elements] in all of them."""
+    def lead(self, ask: Callable[[VectorChannel], F32], elements: int, /) -> F32:
+        """Ask the channel of the one that has it; return float32[elements] in all of them."""
         ...
 
     def all_true(self, mine: bool, /) -> bool:

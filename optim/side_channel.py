@@ -21,7 +21,7 @@ from atoll.collectives.errors import (
     RoundError,
     StateError,
 )
-from atoll.optim.sessions import GossipSession, LeadingRank
+from atoll.optim.sessions import LeadingRank, VectorChannel
 
 # What may be wrong with another peer, and is no reason to end.
 OF_PARTNERS = (CodecError, ConnectError, ProtocolError, RoundError, StateError)
@@ -36,13 +36,13 @@ class SideChannel:
     In a trainer that consists of several ranks the first one asks, and all have what it hears.
     """
 
-    def __init__(self, peer: object, name: str) -> None:
-        self._peer, self._name = peer, name
+    def __init__(self, channel: object, name: str) -> None:
+        self._channel, self._name = channel, name
 
     def publish(self, number: int, values: F32) -> None:
         """Publish float32[n] under this number, for whoever asks."""
 
-        def publish(session: GossipSession) -> F32:
+        def publish(session: VectorChannel) -> F32:
             session.publish(self._name, number, values.copy(), CODEC)
             return np.empty(0, np.float32)
 
@@ -57,7 +57,7 @@ class SideChannel:
         mislead.
         """
 
-        def look(session: GossipSession) -> F32:
+        def look(session: VectorChannel) -> F32:
             found = _agreed(session, self._name, number, elements) if most else None
             found = found or _look(session, self._name, number, elements)
             # A number has up to 44 bits, of which a float32 holds 24.
@@ -69,15 +69,15 @@ class SideChannel:
         found = (int(answer[0]) << 20) + int(answer[1])
         return (found, answer[2:]) if found else None
 
-    def lead(self, ask: Callable[[GossipSession], F32], elements: int) -> F32:
+    def lead(self, ask: Callable[[VectorChannel], F32], elements: int) -> F32:
         """Return what ``ask`` hears, float32[elements], in every process of this trainer."""
-        if isinstance(self._peer, LeadingRank):
-            return self._peer.lead(ask, elements)
-        return ask(cast(GossipSession, self._peer))
+        if isinstance(self._channel, LeadingRank):
+            return self._channel.lead(ask, elements)
+        return ask(cast(VectorChannel, self._channel))
 
     def total(self, mine: float) -> float:
         """Return the sum of ``mine`` over the processes of this trainer."""
-        return self._peer.total(mine) if isinstance(self._peer, LeadingRank) else mine
+        return self._channel.total(mine) if isinstance(self._channel, LeadingRank) else mine
 
 
 def every_rank(peer: object, mine: bool) -> bool:
@@ -119,7 +119,7 @@ def check_alone(method: str, peer: object, ranks: int = 1) -> None:
         )
 
 
-def _agreed(session: GossipSession, name: str, number: int, n: int) -> tuple[int, F32] | None:
+def _agreed(session: VectorChannel, name: str, number: int, n: int) -> tuple[int, F32] | None:
     told: list[bytes] = []
     for member in session.members().names:
         if len(told) == ASKED_MAX:
@@ -134,7 +134,7 @@ def _agreed(session: GossipSession, name: str, number: int, n: int) -> tuple[int
     return None if best is None else (number, np.frombuffer(best, np.float32).copy())
 
 
-def _fetched(session: GossipSession, member: str, name: str, number: int, n: int) -> F32:
+def _fetched(session: VectorChannel, member: str, name: str, number: int, n: int) -> F32:
     asked = session.ask_vector(member, name, number, n, CODEC)
     asked.wait(WAIT_S)
     values = asked.read().copy()
@@ -142,7 +142,7 @@ def _fetched(session: GossipSession, member: str, name: str, number: int, n: int
     return values
 
 
-def _look(session: GossipSession, name: str, number: int, elements: int) -> tuple[int, F32] | None:
+def _look(session: VectorChannel, name: str, number: int, elements: int) -> tuple[int, F32] | None:
     newest: dict[str, int] = {}
     for member in session.members().names:
         try:

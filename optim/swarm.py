@@ -21,26 +21,44 @@ Workers take turns (turns.py), so all of them may use one device and one source 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
-from atoll.collectives.codecs import F32
-from atoll.collectives.errors import ConfigError, SessionError
+from atoll.collectives.chunks import grid_for
+from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.errors import (
+    CollectiveMismatchError,
+    ConfigError,
+    ConnectError,
+    RoundTimeoutError,
+    SessionError,
+    StateError,
+)
+from atoll.collectives.reference import reduce_together
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import FROZEN, RunSpec, check_collectives, check_same
-from atoll.optim.swarm_calls import FoldCall, GatherCall, StepCall, SwarmCall, answer
+from atoll.optim.run_spec import (
+    BLOB_BYTES_MAX,
+    FROZEN,
+    LENGTH_BYTES,
+    RunSpec,
+    check_collectives,
+    check_same,
+)
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
-from atoll.optim.swarm_vectors import Look, SwarmGossip, SwarmVectors
-from atoll.optim.trainer import say
 from atoll.optim.turns import WORKERS_MAX, WorkerTurns
+from atoll.peer.client.console import say
 from atoll.peer.client.flat_vectors import vector_of
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_ops import Reduced
+from atoll.peer.client.session import Reduced
+from atoll.peer.client.trainer_channel import Members, Outcome
 
 T = TypeVar("T")
+KEPT = 2  # numbers of one name, as daemons keep them
+Who = tuple[str, str]  # a worker, and a name
 
 
 class Swarm:
@@ -156,7 +174,7 @@ class Swarm:
         return [session for session in waiting if session.clock() == first_s]
 
 
-class SwarmSession(SwarmGossip):
+class SwarmSession:
     """Offer training loops what ``atoll.peer.client.session.Session`` does, which explains each
     call."""
 
@@ -175,6 +193,11 @@ class SwarmSession(SwarmGossip):
         self.present: tuple[str, ...] = ()  # ... and of whose calls
         self._region: F32 | None = None
         self._submitted: dict[int, StepCall] = {}  # by fragment
+
+    @property
+    def channel(self) -> Self:
+        """Return this, which is its own channel."""
+        return self
 
     def attach(
         self,
@@ -262,6 +285,31 @@ class SwarmSession(SwarmGossip):
     def close(self) -> None:
         """Do nothing: its part of the next rounds is over when its loop has ended."""
 
+    def members(self) -> Members:
+        """Return all workers: those whose loops have ended too, like peers whose trainers have."""
+        return Members(1, self.vectors.names)
+
+    def publish(self, name: str, number: int, values: F32, codec: str = "float32") -> None:
+        self.vectors.publish((self.peer_name, name), number, values, codec)
+
+    def newest(self, peer: str, name: str) -> int:
+        return self._look(peer, name, 0).newest
+
+    def ask_vector(
+        self, peer: str, name: str, number: int, elements: int, codec: str = "float32"
+    ) -> SwarmAsked:
+        return SwarmAsked(self, peer, name, number)
+
+    # ------------------------------------------------------------ inside
+
+    def _look(self, peer: str, name: str, number: int) -> SeenVector:
+        if peer not in self.vectors.names:
+            raise ConnectError(f"{peer} is not in the swarm")
+        is_new = not self.vectors.newest((self.peer_name, name))
+        look = Look(self.vectors, (peer, name), number, is_new)
+        own = look.seen() if peer == self.peer_name else None
+        return own or self._meet(look)
+
     def _operate(self, call: GatherCall | FoldCall) -> Any:
         self._swarm.check_collectives()
         return self._meet(call)
@@ -277,3 +325,239 @@ class SwarmSession(SwarmGossip):
         self.round = self._swarm.round
         self.operations += isinstance(call, GatherCall | FoldCall)
         return self.answer
+
+
+class SwarmAsked:
+    """Wait for a vector; ``atoll.peer.client.session.AskedVector`` says what each call does."""
+
+    def __init__(self, session: SwarmSession, peer: str, name: str, number: int) -> None:
+        self._session, self._place = session, (peer, name, number)
+        self._values: F32 | None = None
+
+    def __str__(self) -> str:
+        return "{1} {2} of {0}".format(*self._place)
+
+    def wait(self, timeout_s: float) -> None:
+        seen = self._session._look(*self._place)
+        if seen.state == "gone":
+            raise StateError(f"{self} cannot be had: the newest is {seen.newest}")
+        if seen.state == "late":
+            raise RoundTimeoutError(f"{self} has not been published: all wait", phase="gossip")
+        self._values = seen.values
+
+    def read(self) -> F32:
+        if self._values is None:
+            raise StateError(f"{self} was not waited for")
+        shown = self._values.view()
+        shown.flags.writeable = False
+        return shown
+
+    def drop(self) -> None:
+        self._values = None
+
+
+class SwarmCall(ABC):
+    """Describe what one worker waits for.
+
+    ``alike``: what must be equal in the calls of all.
+    """
+
+    alike: str
+
+    @abstractmethod
+    def answers(self, calls: Sequence[Any]) -> tuple[list[Any], int]:
+        """Answer ``calls``, this one among them, which are alike.
+
+        Return what each worker gets, and how many bytes all of them together would have sent,
+        without headers.
+        """
+
+
+@dataclass
+class StepCall(SwarmCall):
+    """Carry out a round of the optimizer, on ``state``, which ``replicas`` peers hold."""
+
+    state: SwarmState
+    submitted: SwarmSubmission
+    replicas: int
+    fragment: int = 0
+
+    @property
+    def alike(self) -> str:  # type: ignore[override]
+        return f"a round of fragment {self.fragment}"
+
+    def answers(self, calls: Sequence[StepCall]) -> tuple[list[tuple[float, list[int]]], int]:
+        """Return each worker's share in the mean, and the workers whose parts are in it.
+
+        The bytes that were sent come with them, as ``SwarmCall.answers`` says.
+        """
+        weights = [call.submitted.weight for call in calls]
+        part, result = self.state.commit([call.submitted for call in calls], self.fragment)
+        sent_bytes = _butterfly_bytes(calls, part, result)
+        if self.state.spec.is_asynchronous:  # the others fetch it; else they have left
+            sent_bytes += (self.replicas - len(calls)) * result
+        numbers = [call.submitted.worker for call in calls if call.submitted.weight > 0]
+        return [(weight / sum(weights), numbers) for weight in weights], sent_bytes
+
+
+@dataclass
+class GatherCall(SwarmCall):
+    """Gather the bytes of all workers; it is a barrier where they are empty."""
+
+    data: bytes
+    alike: str
+
+    def answers(self, calls: Sequence[GatherCall]) -> tuple[list[list[bytes]], int]:
+        every = [call.data for call in calls]
+        together = sum(LENGTH_BYTES + len(data) for data in every)
+        if together > BLOB_BYTES_MAX:
+            raise ConfigError(
+                f"the objects of {len(every)} trainers have {together:,} bytes together, with their"
+                f" lengths; {BLOB_BYTES_MAX:,} fit into one round",
+                fix="gather less from each trainer, in several rounds",
+            )
+        return [every] * len(calls), (len(calls) - 1) * sum(map(len, every))
+
+
+@dataclass
+class FoldCall(SwarmCall):
+    """Fold vectors, as daemons do it for ``session.all_reduce``."""
+
+    flat: F32
+    op: str
+    codec: str
+
+    @property
+    def alike(self) -> str:  # type: ignore[override]
+        return f'all_reduce() of {self.flat.size:,} elements, op="{self.op}", codec="{self.codec}"'
+
+    def answers(self, calls: Sequence[FoldCall]) -> tuple[list[F32], int]:
+        codec, grid = get_codec(self.codec), grid_for(self.flat.size)
+
+        def part(flat: F32, chunk: int, out: F32) -> None:
+            np.copyto(out, flat[slice(*grid.bounds(chunk))])
+
+        sources = [partial(part, call.flat) for call in calls]
+        result = reduce_together(codec, grid, [1.0] * len(calls), sources, self.op)
+        reduced: F32 = np.empty_like(self.flat)
+        for chunk in range(grid.count):
+            codec.decode(result.view(chunk), reduced[slice(*grid.bounds(chunk))])
+        return [reduced] * len(calls), _butterfly_bytes(
+            calls, result.array.nbytes, result.array.nbytes
+        )
+
+
+@dataclass
+class Look(SwarmCall):
+    """Look at what a worker has published.
+
+    A worker that waits for a vector waits in the meetings of all, and stays there while others
+    still get further. When nobody does, it is told that the vector comes too late: so time goes by
+    in a swarm.
+
+    ``number`` 0: only which is the newest. ``is_new``: the worker that looks has none of this name,
+    so this is what it begins with, which is no traffic of the training.
+    """
+
+    vectors: SwarmVectors
+    who: Who
+    number: int
+    is_new: bool
+    alike = "for vectors"
+
+    def answers(self, calls: Sequence[Look]) -> tuple[list[SeenVector | None], int]:
+        """Return what each call sees, or None while it may still come; and the bytes sent.
+
+        When it may still come for all of them, all are told that it comes too late.
+        """
+        seen = [call.seen() for call in calls]
+        if not any(seen):
+            late = [SeenVector("late", call.vectors.newest(call.who)) for call in calls]
+            return [*late], 0
+        pairs = zip(calls, seen, strict=True)
+        sent = [c.who for c, s in pairs if s and s.values is not None and not c.is_new]
+        return seen, sum(map(self.vectors.encoded_bytes, sent))
+
+    def seen(self) -> SeenVector | None:
+        newest, values = self.vectors.newest(self.who), self.vectors.find(self.who, self.number)
+        if not self.number or values is not None:
+            return SeenVector("here", newest, values)
+        may_come = self.number > newest and self.who[0] in self.vectors.working
+        return None if may_come else SeenVector("gone", newest)
+
+
+class SeenVector(NamedTuple):
+    """Hold what a look at a vector has found: its state, the newest number and perhaps its values.
+
+    ``state``: here, with ``values`` unless only the newest number was asked for; late: it has not
+    come; gone: it cannot come any more.
+    """
+
+    state: str
+    newest: int
+    values: F32 | None = None
+
+
+class SwarmVectors:
+    """Keep what all workers have published, as codecs have left it.
+
+    ``names``: of all workers; ``working``: those whose loops have not ended.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.begin()
+
+    def begin(self) -> None:
+        self.working = set(self.names)
+        self._kept: dict[Who, dict[int, F32]] = {}
+        self._encoded_bytes: dict[Who, int] = {}
+
+    def ended(self, name: str) -> None:
+        """Note that the loop of this worker has ended."""
+        self.working.discard(name)
+
+    def publish(self, who: Who, number: int, values: F32, codec_name: str) -> None:
+        """Publish float32[n], which then is what others get; CodecError if it is not encodable."""
+        codec, grid = get_codec(codec_name), grid_for(values.size)
+        nbytes = 0
+        for chunk in range(grid.count):
+            part = values[slice(*grid.bounds(chunk))]
+            encoded = np.empty(codec.encoded_bytes(part.size), np.uint8)
+            codec.encode(part, encoded)
+            codec.decode(encoded, part)
+            nbytes += encoded.nbytes
+        before = self._kept.get(who, {})
+        kept = sorted(n for n in before if n < number)[-(KEPT - 1) :]
+        self._kept[who] = {n: before[n] for n in kept} | {number: values.copy()}
+        self._encoded_bytes[who] = nbytes
+
+    def newest(self, who: Who) -> int:
+        return max(self._kept.get(who, ()), default=0)
+
+    def find(self, who: Who, number: int) -> F32 | None:
+        return self._kept.get(who, {}).get(number)
+
+    def encoded_bytes(self, who: Who) -> int:
+        """Return how many bytes each vector of this worker and name has, encoded."""
+        return self._encoded_bytes.get(who, 0)
+
+
+def answer(calls: Sequence[SwarmCall]) -> tuple[list[Any], int]:
+    """Return ``SwarmCall.answers``, once all are seen to be alike; else CollectiveMismatchError."""
+    kinds = sorted({call.alike for call in calls})
+    if len(kinds) > 1:
+        raise CollectiveMismatchError(
+            f"workers of the swarm called {' and '.join(kinds)}",
+            fix="let every worker make the same calls, with the same arguments, in the same order",
+        )
+    return calls[0].answers(calls)
+
+
+def _butterfly_bytes(calls: Sequence[SwarmCall], part_bytes: int, result_bytes: int) -> int:
+    """Return the bytes that all peers together send in a butterfly.
+
+    Each part but one's own goes to its owner, each result to all others. Per peer that makes
+    ``(n-1)/n * (part_bytes + result_bytes)``; a gathered result has n parts in it.
+    """
+    return (len(calls) - 1) * (part_bytes + result_bytes)

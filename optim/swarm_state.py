@@ -14,11 +14,10 @@ from atoll.collectives.compensated import Compensated
 from atoll.collectives.feedback import ErrorFeedback
 from atoll.collectives.reference import reduce_together
 from atoll.collectives.result import RoundResult
-from atoll.optim.contribution import delta_source
-from atoll.optim.fragments import fragment_grid
-from atoll.optim.manifest import Manifest
-from atoll.optim.outer import OuterStep
-from atoll.optim.spec import RunSpec, rule_key
+from atoll.optim.manifest import Manifest, fragment_grid
+from atoll.optim.outer_step import OuterStep
+from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.run_spec import RunSpec, rule_key
 
 Source = Callable[[int, F32], None]
 

@@ -21,7 +21,10 @@ from harness.rooms import (
     COMPRESSORS_MAY,
     DECISIONS,
     DECISIONS_MAY,
+    DEMO_TRAINER,
+    DEMO_TRAINER_MAY,
     MODULES,
+    OPTIM_FACE_MAY,
     OPTIM_PURE,
     OPTIM_PURE_MAY,
     OPTIM_TORCH_MAY,
@@ -71,9 +74,12 @@ def allowed_imports(module: str) -> set[str]:
         return OPTIM_PURE_MAY
     if module in COMPRESSORS:
         return COMPRESSORS_MAY
+    if module == "atoll.optim":
+        return OPTIM_FACE_MAY
     if module.startswith("atoll.optim"):
         return OPTIM_TORCH_MAY
-    return PEER_MAY | ({"rich"} if module in RICH else set())
+    extra = DEMO_TRAINER_MAY if module in DEMO_TRAINER else set()
+    return PEER_MAY | extra | ({"rich"} if module in RICH else set())
 
 
 # ---------------------------------------------------------------- imports
@@ -102,11 +108,14 @@ def test_decisions_do_not_act(module: str) -> None:
 
 
 def test_the_daemon_runs_without_torch() -> None:
-    """In a fresh interpreter: everything of peer/, and what `import atoll` gives."""
-    names = sorted(name for name in MODULES if name.startswith("atoll.peer"))
+    """In a fresh interpreter: everything of peer/ but the demo's trainer, and what `import atoll`
+    gives."""
+    peer = {name for name in MODULES if name.startswith("atoll.peer")}
+    names = sorted(peer - DEMO_TRAINER)
     code = (
         f"import sys, atoll, {', '.join(names)}\n"
-        "heavy = {'torch', 'atoll.optim.diloco', 'atoll.optim.byte_lm'} & set(sys.modules)\n"
+        "heavy = {'torch', 'atoll.optim.methods.diloco', 'atoll.peer.demo.byte_lm'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

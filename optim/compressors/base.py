@@ -11,9 +11,9 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.exchange import Exchange, Exchanged, Given
+from atoll.optim.every_step.exchange import Exchange, Exchanged, Given
 from atoll.optim.manifest import Manifest
-from atoll.optim.names import settings_text
+from atoll.optim.run_spec import settings_text
 
 
 class Compressor(ABC):

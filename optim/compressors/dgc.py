@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs import F32
 from atoll.optim.compressors.base import Compressor, check, malformed, mean_of
 from atoll.optim.compressors.layers import Layer, Layers
-from atoll.optim.exchange import Exchange, Given
+from atoll.optim.every_step.exchange import Exchange, Given
 from atoll.optim.manifest import Manifest
 
 WARM_UP_STAGES: Final = 4  # the paper's: 75, 93.75, 98.4 and 99.6 % are left out

@@ -32,7 +32,7 @@ from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, U8, get_codec
 from atoll.collectives.errors import CodecError
 from atoll.optim.compressors.base import Compressor, check, malformed, mean_of
-from atoll.optim.exchange import Exchange, Given
+from atoll.optim.every_step.exchange import Exchange, Given
 from atoll.optim.manifest import Manifest
 
 # Before what is encoded: whether the estimate is part of the mean, and the smoothness.

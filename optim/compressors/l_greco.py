@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.names import settings_text
+from atoll.optim.run_spec import settings_text
 
 BUCKETS = 10_000  # the paper's D
 _NEVER = np.int64(2**62)  # a size that nothing has

@@ -16,7 +16,7 @@ from atoll.collectives.codecs import F32, Codec, get_codec
 from atoll.optim.compressors.base import Compressor, check, mean_of
 from atoll.optim.compressors.l_greco import LGreCo
 from atoll.optim.compressors.layers import Layers
-from atoll.optim.exchange import Exchange
+from atoll.optim.every_step.exchange import Exchange
 from atoll.optim.manifest import Manifest
 
 

@@ -28,7 +28,7 @@ from atoll.optim.compressors.base import Compressor, check, mean_of
 from atoll.optim.compressors.l_greco import LGreCo
 from atoll.optim.compressors.layers import Layer, Layers
 from atoll.optim.compressors.orthogonal import orthonormal, product, random_matrix
-from atoll.optim.exchange import Exchange
+from atoll.optim.every_step.exchange import Exchange
 from atoll.optim.manifest import Manifest
 
 RANK_MAX = 128  # Gram-Schmidt takes rank^2 passes; published runs use at most 32

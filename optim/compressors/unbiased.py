@@ -17,7 +17,7 @@ from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import CodecError
 from atoll.optim.compressors.base import Compressor, check, malformed, mean_of
 from atoll.optim.compressors.layers import Layers
-from atoll.optim.exchange import Exchange, Given
+from atoll.optim.every_step.exchange import Exchange, Given
 from atoll.optim.manifest import Manifest
 
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.manifest import Manifest, pseudo_gradient, rounded_to_working
+from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import pseudo_gradient, rounded_to_working
 from atoll.optim.replay.tensors import Array, Tensors, decode, digest, encode
 
 DIGEST_BYTES = 32

@@ -15,7 +15,7 @@ from struct import Struct
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.merkle import LEAF_BYTES, MerkleTree, merkle_climb
-from atoll.optim.spec import SYNC_EVERY_MAX
+from atoll.optim.run_spec import SYNC_EVERY_MAX
 
 SEGMENTS_MAX = 1024  # in a round; more would cost more checkpoints than anybody keeps
 PROOF_BYTES_MAX = 12 * LEAF_BYTES  # 2 x 1024 + 1 leaves

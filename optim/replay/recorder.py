@@ -18,8 +18,8 @@ from atoll.optim.replay.replaying import ReplayTask
 from atoll.optim.replay.state import Stateful, TrainingState
 from atoll.optim.replay.step_disclosure import RoundEnding, StepDisclosure
 from atoll.optim.replay.store import FolderStore, MemoryStore, WorkStore
-from atoll.optim.spec import SYNC_EVERY_MAX
-from atoll.optim.trainer import say
+from atoll.optim.run_spec import SYNC_EVERY_MAX
+from atoll.peer.client.console import say
 
 KEPT = 2  # rounds: the one that is audited, and the one under way, whose start it must fit
 # Enough for rounds of 100 steps of a model of 8 million parameters with AdamW, in segments of 10.

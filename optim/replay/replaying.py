@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from atoll.optim.inner_steps import Inner
+from atoll.optim.inner import Inner
 from atoll.optim.replay.batches import Steps
 from atoll.optim.replay.checkpoint import VALUES_AT, WorkCheckpoint
 from atoll.optim.replay.difference import (

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.inner_steps import Inner, inners_of
-from atoll.optim.model_buffers import persistent
-from atoll.optim.model_vector import trainable
+from atoll.optim.inner import Inner, inners_of
+from atoll.optim.model_io import persistent, trainable
 from atoll.optim.replay.checkpoint import Plain, WorkCheckpoint, plain
 from atoll.optim.replay.tensors import DTYPE_BYTES, Array, Tensors
 

@@ -37,11 +37,10 @@ from atoll.optim.replay.commitment import Extent
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import ReplayTask, replay
 from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
-from atoll.optim.sessions import ValidatingSession, VectorAsked
+from atoll.optim.sessions import ValidationChannel, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS
-from atoll.optim.trainer import say
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_validation import Validation
+from atoll.peer.client.console import say
+from atoll.peer.client.trainer_channel import Outcome, Validation
 
 RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
 ASKED, HERE = "asked", "here"  # states of what was asked for; between the two it is on its way
@@ -78,7 +77,7 @@ class Validator:
     stands.
     """
 
-    session: ValidatingSession
+    session: ValidationChannel
     recorder: Recorder
     replay: Replay
     manifest: Manifest

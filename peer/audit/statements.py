@@ -18,14 +18,14 @@ from enum import IntEnum
 from typing import Annotated, Final
 
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
-from atoll.optim.spec import SAID_BYTES_MAX
+from atoll.optim.run_spec import SAID_BYTES_MAX
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import PeerId
 from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
 
-# Numbers of a whole fragment, or of a shard (optim/spec.py); fragments of more chunks are refused
-# when a run is founded.
+# Numbers of a whole fragment, or of a shard (optim/run_spec.py); fragments of more chunks are
+# refused when a run is founded.
 BODY_BYTES_MAX: Final = SAID_BYTES_MAX + 4096
 MATRIX_BYTES_MAX: Final = 4 * AUDITED_PEERS_MAX * AUDITED_PEERS_MAX
 ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to prove it

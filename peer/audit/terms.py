@@ -18,7 +18,7 @@ from atoll.collectives.codecs import Codec, get_codec
 from atoll.collectives.plan import ReducePlan, shared_plan
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
-from atoll.optim.spec import VALIDATORS_MAX, rule_key
+from atoll.optim.run_spec import VALIDATORS_MAX, rule_key
 from atoll.peer.membership.view import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment

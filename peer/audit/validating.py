@@ -19,9 +19,9 @@ import numpy as np
 from atoll.collectives.audit.commitment import shard_roots
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import SessionError
-from atoll.optim.contribution import delta_source
-from atoll.optim.manifest import Manifest, rounded_to_working
-from atoll.optim.spec import RunSpec
+from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import delta_source, rounded_to_working
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.effects import TellParticipants
 from atoll.peer.audit.parts import encoded_parts

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from atoll.collectives.errors import AtollError, CheckpointError
 from atoll.collectives.merkle import LEAF_BYTES, merkle_root
-from atoll.optim.spec import parse_blob
+from atoll.optim.run_spec import parse_blob
 from atoll.peer.checkpoint import manifest as checkpoint_manifest
 from atoll.peer.checkpoint.manifest import MANIFEST_BYTES_MAX, CheckpointManifest
 from atoll.peer.checkpoint.tensor_file import (

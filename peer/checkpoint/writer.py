@@ -28,7 +28,7 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
 from atoll.collectives.version import VERSION
-from atoll.optim.outer import OuterStep
+from atoll.optim.outer_step import OuterStep
 from atoll.peer.checkpoint.manifest import CheckpointManifest, render
 from atoll.peer.checkpoint.reader import (
     MANIFEST_FILE,

@@ -97,7 +97,7 @@ def _revoke(parsed: argparse.Namespace) -> int:
 
 
 def _tell(parsed: argparse.Namespace) -> int:
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
 
     with Path(parsed.file).open("rb") as file:
         signed = file.read(REVOCATIONS_BYTES_MAX + 1)
@@ -109,7 +109,7 @@ def _tell(parsed: argparse.Namespace) -> int:
 
 def _id(parsed: argparse.Namespace) -> int:
     """Print this peer's id; make the home and the identity if there is none yet."""
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
 
     try:
         with Home.open(default_home(parsed.home)) as home:

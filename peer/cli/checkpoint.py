@@ -106,7 +106,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 
 def _describe(checkpoint: Checkpoint) -> str:
-    from atoll.optim.spec import parse_blob
+    from atoll.optim.run_spec import parse_blob
     from atoll.peer.membership.view import short
 
     manifest = checkpoint.manifest
@@ -219,7 +219,7 @@ class _ParameterPlaces:
 def _bfloat16(values: NDArray[np.float32]) -> bytes:
     import numpy as np
 
-    from atoll.optim.manifest import round_to_working
+    from atoll.optim.pseudo_gradient import round_to_working
 
     rounded = np.empty_like(values)
     round_to_working(values, "bfloat16", rounded)

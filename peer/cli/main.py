@@ -127,7 +127,7 @@ class _Version(argparse.Action):
 
 
 def _status(parsed: argparse.Namespace) -> int:
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
     from atoll.peer.daemon.status import render
 
     while True:
@@ -143,7 +143,7 @@ def _status(parsed: argparse.Namespace) -> int:
 
 
 def _leave(parsed: argparse.Namespace) -> int:
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
 
     ask(parsed.home, "leave")
     _wait_until_gone(default_home(parsed.home))
@@ -171,14 +171,14 @@ def _wait_until_gone(home: Path) -> None:
 
 
 def _invite(parsed: argparse.Namespace) -> int:
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
 
     print(f"atoll join {ask(parsed.home, 'invite')}")
     return 0
 
 
 def _hand_over(parsed: argparse.Namespace) -> int:
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
 
     _say(f"handing over to {ask(parsed.home, 'handover', peer=parsed.peer)} at the next boundary")
     return 0
@@ -189,7 +189,7 @@ def _min_trainers(parsed: argparse.Namespace) -> int:
 
     Raises NoQuorumError if the members have not agreed within AGREED_S.
     """
-    from atoll.peer.client.session import ask
+    from atoll.peer.client.ipc_client import ask
 
     ask(parsed.home, "min_trainers", count=parsed.count)
     deadline_s = time.monotonic() + AGREED_S

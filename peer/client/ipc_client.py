@@ -7,7 +7,6 @@ import os
 import secrets
 import select
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ from atoll.collectives.errors import (
     NoDaemonError,
 )
 from atoll.collectives.units import duration
+from atoll.peer.client.console import say
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE, unpack
-from atoll.peer.net.identity import socket_path
+from atoll.peer.net.identity import default_home, socket_path
 
 COMMAND_TIMEOUT_S = 10.0  # the daemon's loop never stops for longer than 50 ms
 PROGRESS_S = 10.0  # a wait longer than this says who is missing
@@ -100,6 +100,13 @@ class IpcClient:
         self.socket.close()
 
 
+def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
+    """Return the daemon's answer to one command, without a session: for the command line."""
+    with zmq.Context() as context:
+        with contextlib.closing(IpcClient(context, default_home(home))) as dealer:
+            return dealer.ask(command, arguments)
+
+
 def answers(lifeline: Path) -> bool:
     """Return whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
@@ -133,7 +140,3 @@ def lost(home: Path) -> AtollError:
         fix="start it again (atoll up or atoll join), then this trainer: it takes the run's "
         "parameters and goes on",
     )
-
-
-def say(text: str) -> None:
-    print(f"atoll: {text}", file=sys.stderr, flush=True)

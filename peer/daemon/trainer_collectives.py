@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError, SessionError
-from atoll.optim.spec import check_collectives
+from atoll.optim.run_spec import check_collectives
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.member import MemberState

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, ConfigError, DaemonLostError
-from atoll.optim.text import load_text
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.demo.figures import DemoFigures, Happening, ProcessEnding
 from atoll.peer.demo.peers import Child, DemoPeer, end_all
 from atoll.peer.demo.summary import LEAVE_MAX_S, ORPHANED_MAX_S, checks, summary
+from atoll.peer.demo.text import load_text
 from atoll.peer.demo.view import DemoDisplay, make_view
 
 RUN = "demo"

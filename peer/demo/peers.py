@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import NoDaemonError
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.daemon.ipc_server import COMMANDS, EVENTS, LIFELINE
 from atoll.peer.demo.figures import PeerFigures
 from atoll.peer.net.identity import socket_path, write_atomic
@@ -98,7 +98,7 @@ class DemoPeer:
     def start_trainer(self, arguments: Sequence[str]) -> None:
         arguments = [*arguments, "--home", str(self.home), "--seed", str(self.number)]
         log = self.home.with_suffix(".trainer.log")
-        self.trainer = Child(f"trainer of {self.name}", "atoll.optim.demo_train", arguments, log)
+        self.trainer = Child(f"trainer of {self.name}", "atoll.peer.demo.trainer", arguments, log)
 
     def ask_status(self) -> dict[str, Any] | None:
         """Return what the daemon says, or None if it is starting, leaving or dead."""

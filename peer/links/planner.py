@@ -10,7 +10,7 @@ from atoll.collectives.choice import KINDS
 from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.codecs import Decoder, get_codec
 from atoll.collectives.network import Network
-from atoll.optim.spec import CARRIED
+from atoll.optim.run_spec import CARRIED
 from atoll.peer.daemon.ports import PlannerPort
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planning import RoundPlan, differs, plan_rounds

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from atoll.optim.fragments import FRAGMENTS_MAX
-from atoll.optim.spec import SPEC_BYTES_MAX
+from atoll.optim.manifest import FRAGMENTS_MAX
+from atoll.optim.run_spec import SPEC_BYTES_MAX
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.operations import OBJECT_BYTES_MAX, Operation, object_sizes

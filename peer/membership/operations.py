@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from atoll.optim.manifest import ELEMENTS_MAX
-from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.optim.run_spec import BLOB_BYTES_MAX
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import GATHER, OPERATIONS, REDUCE
 

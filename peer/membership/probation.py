@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
-from atoll.optim.spec import PROBATION_MAX, RunSpec
+from atoll.optim.run_spec import PROBATION_MAX, RunSpec
 from atoll.peer.membership.view import ABSENT_MAX, MEMBERS_MAX, Absent, Newcomer, View, short
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import STEP

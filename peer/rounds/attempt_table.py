@@ -26,7 +26,7 @@ from atoll.collectives import (
 from atoll.collectives.codecs import F32, Decoder, Gathered
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
-from atoll.optim.spec import parse_blob, rule_key
+from atoll.optim.run_spec import parse_blob, rule_key
 from atoll.peer.audit.manager import AuditedAttempt
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.kept_chunks import Kept, parse_kept

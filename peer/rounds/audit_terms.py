@@ -8,7 +8,7 @@ from __future__ import annotations
 from atoll.collectives import ChunkGrid
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.errors import ConfigError
-from atoll.optim.spec import RunSpec, shard_chunks_max
+from atoll.optim.run_spec import RunSpec, shard_chunks_max
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.entries import STEP

@@ -20,8 +20,8 @@ from typing import Annotated
 
 from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import merkle_root
-from atoll.optim.fragments import FRAGMENTS_MAX
-from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.optim.manifest import FRAGMENTS_MAX
+from atoll.optim.run_spec import BLOB_BYTES_MAX
 from atoll.peer.membership.view import MEMBERS_MAX, Digest, PeerId, Rounds, chain_after
 from atoll.peer.net.wire import Within, message
 

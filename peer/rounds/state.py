@@ -23,9 +23,9 @@ from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import MerkleTree
-from atoll.optim.contribution import delta_source
-from atoll.optim.fragments import fragment_grid
-from atoll.optim.spec import parse_blob
+from atoll.optim.manifest import fragment_grid
+from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.run_spec import parse_blob
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
 from atoll.peer.rounds.statebuffers import U8, Floats, StateBuffers
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout, get_codec
 from atoll.collectives.codecs import Decoder
 from atoll.optim.manifest import Manifest
-from atoll.optim.outer import OuterStep, Pair
-from atoll.optim.spec import RunSpec
+from atoll.optim.outer_step import OuterStep, Pair
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.rounds.entries import INIT, EntryHead
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim import Swarm
-from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec, rule_key
+from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.run_spec import RunSpec, rule_key
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from attacks.base import Attack, Seen
 

@@ -36,7 +36,7 @@ from atoll.collectives.codecs import get_codec
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Rule
 from atoll.collectives.robust import get_rule
 from atoll.collectives.robust.gram import add_gram
-from atoll.optim.outer import outer_step
+from atoll.optim.outer_step import outer_step
 
 F32 = NDArray[np.float32]
 SIZES_MIB = (1, 64)

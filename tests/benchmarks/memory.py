@@ -33,7 +33,7 @@ from harness.processes import Fleet, Peer, fleet, until
 from atoll.collectives import get_codec
 from atoll.optim.footprint import LOG_ENTRIES_MIN, host_bytes, log_cap_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
 MIB = 1 << 20
 BAR_BYTES = 64 * MIB

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.optim.every_step_gather import EveryStepGather
-from atoll.optim.spec import RunSpec
+from atoll.optim.every_step.every_step import EveryStepGather
+from atoll.optim.model_io import ModelVector
+from atoll.optim.run_spec import RunSpec
 
 __all__ = ["Adding", "names"]
 
@@ -19,7 +20,10 @@ class Adding(EveryStepGather):
     def __init__(self, session: Any, check_every: int = 100, size: int = 3) -> None:
         self.weight = nn.Parameter(torch.full((size,), float(session.number)))
         spec = RunSpec(method="demo", sync_every=1, codec="float32")
-        super().__init__(nn.ParameterList([self.weight]), (), session, spec, check_every)
+        vector, frozen = ModelVector(nn.ParameterList([self.weight])), "refuse"
+        super().__init__(
+            vector, (), session, spec, check_every=check_every, buffers=True, frozen=frozen
+        )
         self.forgotten = 0
 
     def step(self) -> list[str]:

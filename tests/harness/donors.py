@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from atoll.collectives.merkle import MerkleTree
-from atoll.optim.fragments import chunk_range
+from atoll.optim.manifest import chunk_range
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member, genesis_chain
 from atoll.peer.rounds.entries import STEP, EntryHead, EntryOrigin, entry_chain, entry_root

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from atoll.collectives.schedule import FrameKind as Reductions
 from atoll.optim.manifest import FrozenTensor, Manifest, Parameter
 from atoll.optim.replay.commitment import Extent
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.audit.bodies import seed_of
 from atoll.peer.audit.evidence import Evidence
 from atoll.peer.audit.statements import StatementPhase, draw_of, heard_of, said

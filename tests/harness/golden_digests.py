@@ -31,7 +31,7 @@ from atoll.optim import (
     StreamingDiLoCo,
     Swarm,
 )
-from atoll.optim.spec import STEPPED
+from atoll.optim.run_spec import STEPPED
 from atoll.optim.swarm import SwarmSession
 from harness.golden import Model, plain_sgd
 

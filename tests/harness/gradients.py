@@ -13,7 +13,7 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.optim import Swarm
 from atoll.optim.compressors import Compressor
-from atoll.optim.exchange import Exchanged, Given
+from atoll.optim.every_step.exchange import Exchanged, Given
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.swarm import SwarmSession
 

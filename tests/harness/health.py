@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.optim.footprint import log_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from harness.processes import WAIT_S, Fleet, until
 
 __all__ = ["Ledger", "Usage", "assert_healthy", "usage"]

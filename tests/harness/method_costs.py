@@ -42,10 +42,10 @@ from atoll.optim import (
     ZerothOrder,
 )
 from atoll.optim.compressors import Compressor
-from atoll.optim.every_step import EveryStep
+from atoll.optim.every_step.every_step import EveryStep
 from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import STEPPED, RunSpec
+from atoll.optim.run_spec import STEPPED, RunSpec
 from harness.trainer_memory import OutsideSession, most_of
 
 __all__ = ["COSTS", "Costs", "Memory", "Row", "measure", "measure_memory"]

@@ -20,9 +20,9 @@ import atoll
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
-SPARSE_LOCO = RunSpec(  # as optim/sparse_loco.py has it
+SPARSE_LOCO = RunSpec(  # as optim/methods/sparse_loco.py has it
     method="sparse_loco",
     sync_every=1,
     outer="sgd",
@@ -32,7 +32,7 @@ SPARSE_LOCO = RunSpec(  # as optim/sparse_loco.py has it
     aggregate="senders",
     error_feedback=0.95,
 )
-ASYNC_DILOCO = RunSpec(  # as optim/async_diloco.py has it
+ASYNC_DILOCO = RunSpec(  # as optim/methods/async_diloco.py has it
     method="async_diloco",
     sync_every=1,
     outer_lr=0.5,
@@ -64,7 +64,7 @@ def main() -> int:
         spec = replace(spec, audit=sys.argv[7:] == ["audited"])
     manifest = Manifest.of([Parameter("w", (int(elements),))])
     session = atoll.connect(home)
-    session.attach(spec, manifest, lambda flat: flat.fill(1.0))
+    session.channel.attach(spec, manifest, lambda flat: flat.fill(1.0))
     target: F32 | np.float32 = np.float32(session.peer_name.encode()[0] / 64)
     if sys.argv[7:] in (["noisy"], ["audited"]):
         target = targets(session.peer_name, int(elements))
@@ -86,7 +86,7 @@ def main() -> int:
             time.sleep(60)
             os._exit(0)
         print(json.dumps({"child": child}), flush=True)
-    session.pull(take)
+    session.channel.pull(take)
     print(json.dumps({"attached": session.round}), flush=True)
     while rounds == 0 or session.round < rounds:
         time.sleep(inner_s)
@@ -94,10 +94,10 @@ def main() -> int:
         np.add(here, target * np.float32(0.1), out=here)
         if spoils:
             here[0] = np.nan
-        session.submit(hand_over, 1.0)
-        outcome = session.wait()
+        session.channel.submit(hand_over, 1.0)
+        outcome = session.channel.wait()
         if outcome.kind != "missed":
-            session.pull(take)
+            session.channel.pull(take)
         print(
             json.dumps({"kind": outcome.kind, "round": outcome.round, "unix_s": time.time()}),
             flush=True,

@@ -35,9 +35,8 @@ from atoll.collectives.accumulator import Parts
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError, PassRevokedError
 from atoll.collectives.mean_parts import Sums
-from atoll.optim.fragments import chunk_range
-from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.manifest import Manifest, Parameter, chunk_range
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.audit.auditor import Auditor
 from atoll.peer.audit.manager import AuditedAttempt
 from atoll.peer.audit.statements import Check, SignedStatement, StatementPhase, body_of

@@ -10,7 +10,7 @@ import numpy as np
 from atoll.collectives import get_codec, grid_for
 from atoll.collectives.merkle import merkle_climb, merkle_root
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 from atoll.peer.rounds.statebuffers import U8

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atoll.collectives.errors import AtollError
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.net.identity import Home
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atoll.optim import AsyncDiLoCo, RankSession, StreamingDiLoCo, Swarm, streaming
+from atoll.optim import AsyncDiLoCo, RankSession, StreamingDiLoCo, Swarm
+from atoll.optim.methods import streaming
 from harness.rank_methods import Net, sharded
 from harness.rank_model import BATCH, SYNC_EVERY, loss_of, model
 

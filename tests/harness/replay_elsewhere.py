@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.replay.batches import batches_leaf, pack
 from atoll.optim.replay.checkpoint import leaf_of
 from atoll.optim.replay.commitment import WorkCommitment

@@ -27,18 +27,13 @@ COLLECTIVES_MAY = {"numpy"}
 OPTIM_PURE = {
     f"atoll.optim.{name}"
     for name in (
-        "buffers",
-        "contribution",
         "footprint",
-        "fragments",
-        "gossip",
-        "layers",
         "manifest",
-        "names",
-        "outer",
-        "rates",
-        "spec",
-        "text",
+        "methods.fragment_patterns",
+        "methods.gossip",
+        "outer_step",
+        "pseudo_gradient",
+        "run_spec",
     )
 }
 REPLAY = "batches checkpoint commitment detection difference step_disclosure tensors"
@@ -58,7 +53,7 @@ OPTIM_PURE_MAY = {
 } | OPTIM_PURE
 # Arithmetic that trainers share, without torch.
 COMPRESSORS = {n for n in MODULES if n.startswith("atoll.optim.compressors.")}
-COMPRESSORS |= {"atoll.optim.compressors", "atoll.optim.exchange"}
+COMPRESSORS |= {"atoll.optim.compressors", "atoll.optim.every_step.exchange"}
 COMPRESSORS_MAY = {f"atoll.collectives.{n}" for n in ("counter_rng", "codecs.scales", "feedback")}
 COMPRESSORS_MAY |= COMPRESSORS | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.client"} | OPTIM_PURE_MAY
@@ -69,6 +64,12 @@ OPTIM_TORCH_MAY |= {
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
 RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast
+# The face of optim also names the demo's small model, for those who check types, and when it is
+# asked for.
+OPTIM_FACE_MAY = OPTIM_TORCH_MAY | {"atoll.peer.demo.byte_lm"}
+# What trains in the demo: a process of its own, which loads torch. No other module imports it.
+DEMO_TRAINER = {"atoll.peer.demo.byte_lm", "atoll.peer.demo.trainer"}
+DEMO_TRAINER_MAY = {"torch", "atoll.optim"}
 # Methods only for those who check types, and when they are asked for.
 ATOLL_MAY = {
     "atoll.collectives.errors",
@@ -79,7 +80,7 @@ ATOLL_MAY = {
 
 # Sans-I/O: state machines and pure functions. They import each other and nothing that acts.
 DECISIONS = (
-    OPTIM_PURE - {"atoll.optim.text"}
+    OPTIM_PURE
     | COMPRESSORS
     | {name for name in MODULES if name.startswith("atoll.peer.membership")}
     | {name for name in MODULES if f"{name}.".startswith("atoll.collectives.robust.")}

@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.audit.manager import AuditManager
 from atoll.peer.audit.statements import AuditMessage
 from atoll.peer.daemon.keys import HomeSigner

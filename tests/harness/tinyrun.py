@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.membership.view import Member, View, genesis_chain
 from atoll.peer.rounds.entries import (
     GATHER,

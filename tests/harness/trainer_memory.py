@@ -16,11 +16,10 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.flat_vectors import vector_of
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_ops import Reduced
-from atoll.peer.client.session_vectors import Members
+from atoll.peer.client.session import Reduced
+from atoll.peer.client.trainer_channel import Members, Outcome
 
 __all__ = ["OutsideSession", "most_of"]
 
@@ -46,6 +45,11 @@ class OutsideSession:
     number = 0
     peer_name = NAMES[0]
     round = epoch = operations = 0
+
+    @property
+    def channel(self) -> OutsideSession:
+        """It is its own."""
+        return self
 
     def observe(self, **figures: object) -> None:
         """Forget them."""

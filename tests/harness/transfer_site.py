@@ -20,7 +20,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member
 from atoll.peer.net.identity import Home

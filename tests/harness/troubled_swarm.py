@@ -7,10 +7,8 @@ from collections.abc import Collection
 from typing import Any
 
 from atoll.collectives.errors import CollectiveMismatchError, CollectiveMissedError
-from atoll.optim.swarm import Swarm, SwarmSession
-from atoll.optim.swarm_calls import GatherCall, SwarmCall
-from atoll.optim.swarm_vectors import Look
-from atoll.peer.client.session import Outcome
+from atoll.optim.swarm import GatherCall, Look, Swarm, SwarmCall, SwarmSession
+from atoll.peer.client.trainer_channel import Outcome
 
 __all__ = ["TroubledSession", "TroubledSwarm"]
 

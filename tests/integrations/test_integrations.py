@@ -18,7 +18,7 @@ from harness.processes import WAIT_S, fleet, peer_id
 
 import atoll
 from atoll.collectives.errors import ConfigError, IncompatibleRunError
-from atoll.optim.inner_steps import unwrapped
+from atoll.optim.inner import unwrapped
 from atoll.optim.muon import outer_momentum_of
 
 pytest.importorskip("transformers", reason="run by `make test-integrations`")

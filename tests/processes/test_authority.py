@@ -24,7 +24,7 @@ from atoll.collectives.errors import (
 from atoll.peer.authority.grants import Grant
 from atoll.peer.authority.key import Authority
 from atoll.peer.cli import main
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.net.invite import Invite, fingerprint_of
 
 

@@ -21,7 +21,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim import DiLoCo
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.session import Session
 
 LARGE = 8_000_000  # takes long enough to be caught in the middle
@@ -189,7 +189,10 @@ def test_an_optimizer_of_a_run_of_collectives_is_refused_and_says_why(tmp_path: 
         with callers(run, "a") as again:
             spec, manifest = RunSpec(sync_every=3), Manifest.of([Parameter("w", (5,))])
             attached = again.start(
-                "a", lambda: again.sessions["a"].attach(spec, manifest, lambda flat: flat.fill(1))
+                "a",
+                lambda: again.sessions["a"].channel.attach(
+                    spec, manifest, lambda flat: flat.fill(1)
+                ),
             )
             with pytest.raises(IncompatibleRunError, match="before a collective"):
                 attached.result(WAIT_S)
@@ -203,7 +206,7 @@ def test_a_run_with_fragments_has_no_collectives(tmp_path: Path) -> None:
             spec = RunSpec(sync_every=3, fragments=2, rounds_in_flight=2)
             manifest = Manifest.of([Parameter("w", (10_000,))])
             trainers.start(
-                "a", lambda: session.attach(spec, manifest, lambda flat: flat.fill(1))
+                "a", lambda: session.channel.attach(spec, manifest, lambda flat: flat.fill(1))
             ).result(WAIT_S)
             with pytest.raises(ConfigError, match="this run has 2 fragments"):
                 trainers.start("a", session.barrier).result(WAIT_S)

@@ -69,6 +69,6 @@ def test_a_clone_without_symbolic_links_installs_the_same_files(tmp_path: Path) 
     subprocess.run([*PIP, "install", *PIP_OPTIONS, "--target", str(site), str(wheel)], check=True)
     assert used_from(site, tmp_path) == [
         str(site / "atoll" / "__init__.py"),
-        "atoll.optim.diloco",
+        "atoll.optim.methods.diloco",
         str(site / "atoll" / "peer" / "daemon" / "daemon.py"),
     ]

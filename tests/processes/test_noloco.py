@@ -64,7 +64,7 @@ def test_four_peers_and_a_swarm_of_four_agree_bit_for_bit(tmp_path: Path) -> Non
         with callers(run, names) as trainers:
             # Who begins the run publishes its parameters as it begins; the others take them over.
             first = trainers.start("a", lambda: Loop(trainers.sessions["a"], 0, codec="int8"))
-            first.result(WAIT_S).outer._hook.remove()
+            first.result(WAIT_S).outer._unhook()
             trainers.end("a")
             trainers.add("a")
             found = trainers.each_own(
@@ -245,11 +245,11 @@ def test_vectors_of_sessions(tmp_path: Path) -> None:
 
             def give(session: Session) -> np.ndarray:
                 given = values.copy()
-                session.publish("v", 3, given, "int8")
+                session.channel.publish("v", 3, given, "int8")
                 return given
 
             def take(session: Session) -> np.ndarray:
-                asked = session.ask_vector(names["a"], "v", 3, values.size, "int8")
+                asked = session.channel.ask_vector(names["a"], "v", 3, values.size, "int8")
                 asked.wait(LONG_S)
                 taken = asked.read().copy()
                 np.testing.assert_array_equal(asked.read(), taken)  # it may be read again
@@ -262,17 +262,17 @@ def test_vectors_of_sessions(tmp_path: Path) -> None:
             assert 0 < np.abs(seen - values).max() < 0.01
 
             def refused(session: Session) -> None:
-                assert session.newest(names["a"], "v") == 3
-                assert session.newest(names["b"], "v") == 0
+                assert session.channel.newest(names["a"], "v") == 3
+                assert session.channel.newest(names["b"], "v") == 0
                 with pytest.raises(RoundTimeoutError, match=f"v 4 of {names['a']} has not been"):
-                    session.ask_vector(names["a"], "v", 4, values.size, "int8").wait(0.1)
+                    session.channel.ask_vector(names["a"], "v", 4, values.size, "int8").wait(0.1)
                 with pytest.raises(ConnectError, match="nobody is not in the view"):
-                    session.ask_vector("nobody", "v", 4, 5, "int8")
+                    session.channel.ask_vector("nobody", "v", 4, 5, "int8")
                 with pytest.raises(ConfigError, match="positive number"):
-                    session.publish("v", 0, values.copy())
+                    session.channel.publish("v", 0, values.copy())
                 with pytest.raises(ConfigError, match="up to 32"):
-                    session.newest(names["a"], "v" * 33)
+                    session.channel.newest(names["a"], "v" * 33)
                 with pytest.raises(ConfigError, match="needs a key"):
-                    session.publish("v", 1, values.copy(), "randk")
+                    session.channel.publish("v", 1, values.copy(), "randk")
 
             trainers.start("b", lambda: refused(trainers.sessions["b"])).result(WAIT_S)

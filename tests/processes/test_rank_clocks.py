@@ -14,7 +14,8 @@ from harness.rank_model import model
 from harness.rank_processes import two_ranks
 from torch import nn
 
-from atoll.optim import Swarm, streaming
+from atoll.optim import Swarm
+from atoll.optim.methods import streaming
 
 
 def check(

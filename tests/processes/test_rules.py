@@ -11,7 +11,7 @@ from harness.netns import Net
 from harness.processes import Fleet, fleet, until
 
 from atoll.collectives.errors import DivergedError
-from atoll.peer.client.session import ask
+from atoll.peer.client.ipc_client import ask
 
 WITNESSES = "vwx"
 

@@ -18,7 +18,7 @@ from harness.processes import TRAINER, Process, fleet, until
 import atoll
 from atoll.collectives.errors import NoQuorumError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, COMMANDS, LIFELINE
 from atoll.peer.net.identity import socket_path
 
@@ -89,7 +89,7 @@ def test_attaching_without_a_quorum_ends_in_an_error_that_says_so(tmp_path: Path
         spec = RunSpec(sync_every=1, round_deadline_s=3.0)
         manifest = Manifest.of([Parameter("w", (1000,))])
         with pytest.raises(NoQuorumError, match="no commit for 3 s"):
-            session.attach(spec, manifest, lambda flat: flat.fill(1.0))
+            session.channel.attach(spec, manifest, lambda flat: flat.fill(1.0))
         session.close()
 
 

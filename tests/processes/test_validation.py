@@ -92,8 +92,8 @@ def train(
         replay=Replay(segment_steps=2, task=task(lr)),
     )
     if lr != LR:  # else it would be found out by what it says of others
-        judged = session.judged
-        session.judged = lambda each, _, why: judged(each, RIGHT, why)  # type: ignore[method-assign]
+        judged = session.channel.judged
+        session.channel.judged = lambda each, _, why: judged(each, RIGHT, why)  # type: ignore[method-assign]
     if shift:
         move_after_commitment(outer, model, shift)
     start.wait(WAIT_S)

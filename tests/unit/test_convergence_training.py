@@ -19,7 +19,7 @@ from benchmarks.convergence.warm import warm_start
 
 from atoll.optim import DiLoCo, GradientAverage, Swarm, TextBatches, heldout_loss
 from atoll.optim.swarm import SwarmSession
-from atoll.optim.text import Text
+from atoll.peer.demo.text import Text
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = SIZES["tiny"]

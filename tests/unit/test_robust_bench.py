@@ -26,7 +26,7 @@ from benchmarks.robust.plan import BEST, MEAN, NONE, RULES, Plan, Setting, quick
 from benchmarks.robust.table import document
 from benchmarks.robust.training import AttackedRun
 
-from atoll.optim.text import Text
+from atoll.peer.demo.text import Text
 
 PLAN = Plan()
 FIRST, FREE = 5.0, 3.0  # losses: untrained, and at the end without an attack

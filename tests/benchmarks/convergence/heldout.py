@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from atoll.optim import ByteTransformer
-from atoll.optim.text import Text
+from atoll.peer.demo.text import Text
 
 __all__ = ["ON_THE_WAY", "HeldOut"]
 

@@ -18,7 +18,7 @@ import torch
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
 
-from atoll.optim.text import Text, load_text
+from atoll.peer.demo.text import Text, load_text
 
 __all__ = ["Runner", "one_row"]
 

@@ -42,7 +42,7 @@ from benchmarks.convergence.warm import made_with, warm_start
 from atoll.collectives.errors import CodecError
 from atoll.optim import ByteTransformer, Swarm, TextBatches
 from atoll.optim.swarm import SwarmSession
-from atoll.optim.text import Text
+from atoll.peer.demo.text import Text
 
 __all__ = ["Divergence", "Run", "ring_bytes", "run_row", "speeds", "train_plainly"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from atoll.optim.text import Text
+from atoll.peer.demo.text import Text
 
 __all__ = ["made_with", "warm_start"]
 

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim import DiLoCo, Swarm, TextBatches
-from atoll.optim.byte_lm import VOCABULARY
-from atoll.optim.text import Text
+from atoll.peer.demo.byte_lm import VOCABULARY
+from atoll.peer.demo.text import Text
 
 __all__ = ["AttackedRun"]
 

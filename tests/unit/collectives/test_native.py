@@ -30,7 +30,7 @@ from atoll.collectives.codecs.blocks import BlockCodec
 from atoll.collectives.counter_rng import random_words, unit_floats
 from atoll.collectives.errors import CodecError
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Kernels
-from atoll.optim import outer
+from atoll.optim import outer_step as outer
 
 REFERENCES = [NUMPY_CODECS[name] for name in KERNEL_CODECS]
 WITH_SCALES = [codec for codec in REFERENCES if isinstance(codec, BlockCodec)]

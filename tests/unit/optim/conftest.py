@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
-from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest
-from atoll.optim.outer import outer_step
-from atoll.optim.spec import RunSpec, check_same
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_vectors import Members
+from atoll.optim.outer_step import outer_step
+from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.run_spec import RunSpec, check_same
+from atoll.peer.client.trainer_channel import Members, Outcome
 
 F32 = NDArray[np.float32]
 WAIT_S = 60.0  # no test comes near it; it turns a hang into a failure
@@ -99,6 +98,11 @@ class LocalSession:
         self.published: dict[str, int] = {}
         self.closed = False
         self.reported: dict[str, float] = {}
+
+    @property
+    def channel(self) -> LocalSession:
+        """It is its own."""
+        return self
 
     def attach(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
 TESTS = Path(__file__).parents[2]

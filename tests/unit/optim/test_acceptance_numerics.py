@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from atoll.optim import DiLoCo
-from atoll.optim import outer as pure
+from atoll.optim import outer_step as pure
 
 
 def model(dtype=torch.float32) -> nn.Module:

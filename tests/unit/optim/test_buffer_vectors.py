@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.optim.buffers import PIECES, join, merged, moved, split
-from atoll.optim.model_buffers import ModelBuffers
+from atoll.optim.buffer_sync import merged, moved
+from atoll.optim.model_io import PIECES, ModelBuffers, join, split
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -23,8 +23,8 @@ from atoll.optim import (
     StreamingDiLoCo,
     Swarm,
 )
-from atoll.optim.gossip import groups
-from atoll.optim.shared_buffers import STALE_ROUNDS
+from atoll.optim.buffer_sync import STALE_ROUNDS
+from atoll.optim.methods.gossip import groups
 from atoll.optim.swarm import SwarmSession
 
 H = 3

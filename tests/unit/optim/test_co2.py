@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim import CO2, GapAware, Swarm
-from atoll.optim.outer import outer_step
+from atoll.optim.outer_step import outer_step
 
 WORKERS, H, LR, ROUNDS = 3, 4, 0.1, 6
 

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.optim.dct import _integers, _matrix, dct, inverse_dct, inverse_signs, tiles_of, untiled
-from atoll.optim.tiles import Tiling
+from atoll.optim.every_step.dct import (
+    _integers,
+    _matrix,
+    dct,
+    inverse_dct,
+    inverse_signs,
+    tiles_of,
+    untiled,
+)
+from atoll.optim.every_step.tiles import Tiling
 
 SHAPES = [(128, 192), (64, 64), (100,), (7, 13), (26, 3, 3, 3), (67, 2), (1,), ()]
 

@@ -16,7 +16,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim import DeMo, Swarm
-from atoll.optim.amp import Scale
+from atoll.optim.every_step.grad_scaling import Scale
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- the arithmetic

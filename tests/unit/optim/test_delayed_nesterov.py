@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.collectives.codecs import get_codec
-from atoll.optim.outer import OuterStep, delayed_step, outer_step
-from atoll.optim.spec import RunSpec
+from atoll.optim.outer_step import OuterStep, delayed_step, outer_step
+from atoll.optim.run_spec import RunSpec
 
 LR, MU = 0.7, 0.9
 

@@ -12,7 +12,7 @@ from harness.gradients import averages, manifest_of
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim import DGC
-from atoll.optim.exchange import Exchanged, Given
+from atoll.optim.every_step.exchange import Exchanged, Given
 from atoll.optim.manifest import Manifest, Parameter
 
 SIZE = 10 * 20

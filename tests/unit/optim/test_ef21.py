@@ -15,7 +15,7 @@ from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim import EF21, EControl
 from atoll.optim.compressors.ef21 import Estimates
-from atoll.optim.exchange import Exchanged, Given
+from atoll.optim.every_step.exchange import Exchanged, Given
 
 SIZE = 128
 ONE = manifest_of((8, 16))

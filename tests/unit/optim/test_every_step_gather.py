@@ -17,7 +17,7 @@ from atoll.collectives.errors import (
     StateError,
 )
 from atoll.optim import GradientAverage, Swarm
-from atoll.optim.exchange import PART_BYTES_MAX
+from atoll.optim.every_step.exchange import PART_BYTES_MAX
 from atoll.optim.swarm import SwarmSession
 
 STEPS, WORKERS = 6, 3

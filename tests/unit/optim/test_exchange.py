@@ -12,9 +12,10 @@ from harness.troubled_swarm import TroubledSession, TroubledSwarm
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError, StateError
 from atoll.optim import Swarm
-from atoll.optim.every_step import EveryStep
-from atoll.optim.exchange import PART_BYTES_MAX
-from atoll.optim.spec import RunSpec
+from atoll.optim.every_step.every_step import EveryStep
+from atoll.optim.every_step.exchange import PART_BYTES_MAX
+from atoll.optim.model_io import ModelVector
+from atoll.optim.run_spec import RunSpec
 
 
 class Summing(EveryStep):
@@ -24,7 +25,8 @@ class Summing(EveryStep):
         net = torch.nn.Linear(3, 1)
         inner = torch.optim.SGD(net.parameters(), lr=0.1)
         spec = RunSpec(method="gradient_average", sync_every=1, codec="float32")
-        super().__init__(net, [inner], session, spec)
+        terms = {"check_every": 100, "buffers": True, "frozen": "refuse"}
+        super().__init__(ModelVector(net), (inner,), session, spec, **terms)
         self.forgotten = 0
 
     def step(self, values: F32, codec: str = "float32") -> tuple[list[float], int]:
@@ -129,6 +131,10 @@ def test_malformed_bytes_of_others_are_refused() -> None:
 def attach_arguments() -> tuple[Any, ...]:
     class Attached:
         number, round, peer_name = 0, 0, "me"
+
+        @property
+        def channel(self) -> Attached:
+            return self
 
         def attach(self, *arguments: Any) -> None:
             self.arguments = arguments

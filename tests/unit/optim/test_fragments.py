@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.errors import ConfigError
-from atoll.optim.fragments import FRAGMENTS_MAX, chunk_range, fragment_grid
+from atoll.optim.manifest import FRAGMENTS_MAX, chunk_range, fragment_grid
 
 
 @pytest.mark.parametrize("fragments", range(1, FRAGMENTS_MAX + 1))

@@ -21,7 +21,7 @@ from atoll.optim import Swarm
 from atoll.optim import frozen as frozen_module
 from atoll.optim.frozen import Frozen
 from atoll.optim.manifest import FROZEN_LINES_MAX, FrozenTensor, Manifest, Parameter
-from atoll.optim.spec import RunSpec, blob, check_same, parse_blob
+from atoll.optim.run_spec import RunSpec, blob, check_same, parse_blob
 
 SPEC = RunSpec(sync_every=2)
 WEIGHT = Manifest.of([Parameter("w", (2, 3))])

@@ -11,8 +11,8 @@ from harness.troubled_swarm import TroubledSwarm
 
 from atoll.collectives.errors import CollectiveMissedError, RemoteProtocolError
 from atoll.optim import QSDP, GradientAverage, Swarm
-from atoll.optim.exchange import PART_BYTES_MAX
-from atoll.optim.gather_tags import GatheredPart, Pieces, gather_for
+from atoll.optim.every_step.exchange import PART_BYTES_MAX
+from atoll.optim.every_step.gather import GatheredPart, Pieces, gather_for
 from atoll.optim.swarm import SwarmSession
 from atoll.peer.membership.operations import pack_objects
 
@@ -38,7 +38,7 @@ class Long(Adding):
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.optim.gather_tags.GATHERED_BYTES_MAX", PIECE + 6)
+    monkeypatch.setattr("atoll.optim.every_step.gather.GATHERED_BYTES_MAX", PIECE + 6)
 
 
 def train_long(session: Any) -> tuple[float, int]:

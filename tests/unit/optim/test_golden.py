@@ -15,7 +15,7 @@ from harness import golden
 from harness.golden import CASES, FOLDER, History
 
 from atoll.optim import DiLoCo, Swarm
-from atoll.optim.spec import COLLECTIVES, METHODS
+from atoll.optim.run_spec import COLLECTIVES, METHODS
 
 
 def numbers(history: History) -> list[float]:

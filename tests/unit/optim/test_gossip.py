@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.gossip import (
+from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.methods.gossip import (
     GossipState,
     always_stable,
     check_stable,
@@ -21,7 +22,6 @@ from atoll.optim.gossip import (
     groups,
     local_change,
 )
-from atoll.optim.manifest import Manifest, Parameter
 
 F32 = NDArray[np.float32]
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.layers import fragmented
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.methods.fragment_patterns import fragmented
 
 LAYERS = 8
 

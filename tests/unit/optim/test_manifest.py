@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.manifest import (
-    DTYPES,
-    PARAMETERS_MAX,
-    Manifest,
-    Parameter,
-    pseudo_gradient,
-    round_to_working,
-)
+from atoll.optim.manifest import DTYPES, PARAMETERS_MAX, Manifest, Parameter
+from atoll.optim.pseudo_gradient import pseudo_gradient, round_to_working
 
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(str.isprintable)
 parameters = st.builds(

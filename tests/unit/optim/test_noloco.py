@@ -14,7 +14,7 @@ from torch import nn
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError
 from atoll.optim import NoLoCo, Swarm
-from atoll.optim.gossip import groups
+from atoll.optim.methods.gossip import groups
 from atoll.optim.swarm import SwarmSession
 
 ALPHA, BETA = 0.5, 0.7

@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.collectives.errors import CodecError, ConfigError, IncompatibleRunError
 from atoll.optim import NoLoCo, Swarm
-from atoll.optim.gossip import groups
+from atoll.optim.methods.gossip import groups
 from atoll.optim.swarm import SwarmSession
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.optim.outer import outer_step
+from atoll.optim.outer_step import outer_step
 
 RATES = [(0.7, 0.9), (0.4, 0.9), (1.0, 0.0), (0.7, 0.6), (1.0, 0.5)]
 

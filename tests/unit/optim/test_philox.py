@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from atoll.optim.philox import Stream, philox, sign_bits, signed
+from atoll.optim.every_step.philox import Stream, philox, sign_bits, signed
 
 CPU = torch.device("cpu")
 SEED = 0x0123_4567_89AB_CDEF

@@ -30,7 +30,7 @@ from atoll.optim import (
     Swarm,
     ZerothOrder,
 )
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.ranks import _mapped
 from atoll.peer.client.shared_memory import Region
 

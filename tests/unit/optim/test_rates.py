@@ -12,9 +12,8 @@ from torch import nn
 from atoll.collectives.errors import ConfigError
 from atoll.optim import DiLoCo, StreamingDiLoCo, Swarm
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.outer import outer_step
-from atoll.optim.rates import BEST, factor_of, outer_rate
-from atoll.optim.spec import RunSpec
+from atoll.optim.outer_step import BEST, factor_of, outer_rate, outer_step
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.swarm import SwarmSession
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 

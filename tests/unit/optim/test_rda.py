@@ -11,7 +11,7 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, StateError
 from atoll.optim import Swarm, rda, rda_all_reduce
 from atoll.optim.rda import TRIES_MAX
-from atoll.peer.client.session_ops import Reduced
+from atoll.peer.client.session import Reduced
 
 SHAPES = {"embedding.weight": (8, 5), "blocks.0.weight": (30, 7), "head": (11,), "scalar": ()}
 

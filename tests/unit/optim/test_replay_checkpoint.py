@@ -11,13 +11,13 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.contribution import delta_source
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
+from atoll.optim.pseudo_gradient import delta_source
 from atoll.optim.replay import checkpoint as module
 from atoll.optim.replay.checkpoint import WorkCheckpoint, checkpoint_bytes_max, leaf_of, plain
 from atoll.optim.replay.state import TrainingState
 from atoll.optim.replay.tensors import encode
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 
 
 def made(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, TrainingState]:

@@ -11,7 +11,7 @@ from harness.replaying import adamw, text_model
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.manifest import Manifest
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.replay import batches as module
 from atoll.optim.replay.batches import (
     Batch,

@@ -16,7 +16,7 @@ from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.optim import DiLoCo, Replay
 from atoll.optim.replay.replaying import replay
 from atoll.optim.replay.step_disclosure import StepDisclosure
-from atoll.peer.client.session import Outcome
+from atoll.peer.client.trainer_channel import Outcome
 
 
 @pytest.fixture

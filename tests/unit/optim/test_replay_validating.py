@@ -15,7 +15,7 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError, StateError
-from atoll.optim.model_vector import ModelVector
+from atoll.optim.model_io import ModelVector
 from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import ReplayTask
@@ -28,8 +28,7 @@ from atoll.optim.replay.validating import (
     as_bytes,
     as_floats,
 )
-from atoll.peer.client.session import Outcome
-from atoll.peer.client.session_validation import Validation
+from atoll.peer.client.trainer_channel import Outcome, Validation
 
 STEPS, SEGMENT = 6, 2
 LR = 1e-2

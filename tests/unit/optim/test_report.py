@@ -13,7 +13,7 @@ import torch
 import atoll.optim
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim import DiLoCo, GradientAverage, LocalSGD, NoLoCo, Population, Swarm
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.swarm import SwarmSession
 
 METHODS = (

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.scalar_log import SAMPLES_MAX, SCALARS, Record, ScalarLog, ScalarPart, to_byte
+from atoll.optim.every_step.log import SAMPLES_MAX, SCALARS, Record, ScalarLog, ScalarPart, to_byte
 
 CHAIN = bytes(range(32))
 checked = settings(deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.optim.selection import PopulationMember, exploited, explored
+from atoll.optim.methods.population import PopulationMember, exploited, explored
 
 NAN = math.nan
 scores = st.floats(-5, 5, width=16) | st.just(NAN)

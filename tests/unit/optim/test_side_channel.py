@@ -9,7 +9,7 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
 from atoll.optim.side_channel import ASKED_MAX, SideChannel
-from atoll.peer.client.session_vectors import Members
+from atoll.peer.client.trainer_channel import Members
 
 
 @dataclass

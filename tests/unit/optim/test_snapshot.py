@@ -15,8 +15,8 @@ from torch import nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.model_vector import ModelVector
-from atoll.optim.snapshot import Snapshot
+from atoll.optim.every_step.snapshot import Snapshot
+from atoll.optim.model_io import ModelVector
 
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MAKERS: dict[str, Make] = {

@@ -16,7 +16,7 @@ from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError, IncompatibleRunError
 from atoll.optim import DiLoCo, SparseLoCo, Swarm
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 
 ELEMENTS = 9000

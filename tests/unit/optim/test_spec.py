@@ -11,7 +11,7 @@ from atoll.collectives.codecs import Gathered, get_codec
 from atoll.collectives.errors import ConfigError, IncompatibleRunError, RemoteProtocolError
 from atoll.optim.footprint import host_bytes, log_bytes, log_cap_bytes
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import (
+from atoll.optim.run_spec import (
     ASYNCHRONOUS,
     METHODS,
     PROBATION_MAX,

@@ -14,7 +14,7 @@ from torch import nn
 from atoll.collectives.errors import ConfigError
 from atoll.optim import DiLoCo, StreamingDiLoCo, Swarm
 from atoll.optim.swarm import SwarmSession
-from atoll.peer.client.session import Outcome
+from atoll.peer.client.trainer_channel import Outcome
 
 WORKERS, H, LR = 2, 6, 0.05
 

@@ -9,8 +9,8 @@ import torch
 
 from atoll.collectives.errors import DataError
 from atoll.optim import ByteTransformer, TextBatches, heldout_loss
-from atoll.optim import text as text_module
-from atoll.optim.text import Text, load_text
+from atoll.peer.demo import text as text_module
+from atoll.peer.demo.text import Text, load_text
 
 LINE = b"the quick brown fox jumps over the lazy dog\n"
 HELDOUT = {53, 56, 59, 62}

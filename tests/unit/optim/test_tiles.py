@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.optim.tiles import VALUES, Tiling, pack_part, part_bytes, unpack_part
+from atoll.optim.every_step.tiles import VALUES, Tiling, pack_part, part_bytes, unpack_part
 
 every_kind = pytest.mark.parametrize("values", VALUES)
 

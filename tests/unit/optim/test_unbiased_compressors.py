@@ -10,7 +10,7 @@ from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim import QSDP, TernGrad
 from atoll.optim.compressors import Compressor
-from atoll.optim.exchange import Exchanged, Given
+from atoll.optim.every_step.exchange import Exchanged, Given
 from atoll.optim.manifest import Manifest, Parameter
 
 SHAPE = (32, 32)

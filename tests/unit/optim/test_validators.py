@@ -22,6 +22,11 @@ class Drawing:
         self._session, self._other = session, other
         self.steps: list[tuple[float, bytes]] = []
 
+    @property
+    def channel(self) -> Drawing:
+        """It is its own."""
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 

@@ -15,10 +15,10 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
-from atoll.optim import Swarm, ZerothOrder, zeroth_order
-from atoll.optim.every_step_log import EveryStepLog
-from atoll.optim.philox import Stream, sign_bits, signed
-from atoll.optim.scalar_log import SCALARS, Record, to_byte
+from atoll.optim import Swarm, ZerothOrder
+from atoll.optim.every_step import zeroth_order
+from atoll.optim.every_step.log import SCALARS, EveryStepLog, Record, to_byte
+from atoll.optim.every_step.philox import Stream, sign_bits, signed
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- the arithmetic

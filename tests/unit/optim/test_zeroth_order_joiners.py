@@ -17,7 +17,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.optim import Swarm, ZerothOrder
-from atoll.optim.scalar_log import Record, ScalarPart
+from atoll.optim.every_step.log import Record, ScalarPart
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- newcomers
@@ -67,7 +67,7 @@ def test_any_other_joiner_takes_the_parameters(seed, log_bytes):
 
 
 def test_a_long_log_comes_in_pieces(monkeypatch):
-    monkeypatch.setattr("atoll.optim.gather_tags.GATHERED_BYTES_MAX", 17)
+    monkeypatch.setattr("atoll.optim.every_step.gather.GATHERED_BYTES_MAX", 17)
     taken: list[str] = []
     assert all_equal(Swarm(WORKERS).run(lambda session: joins(session, 0, taken)))
     assert taken == ["log"]

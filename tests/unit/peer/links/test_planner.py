@@ -15,7 +15,7 @@ from atoll.collectives.choice import KINDS
 from atoll.collectives.codecs import Decoder, Gathered
 from atoll.collectives.network import Network, measured
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import COLLECTIVES, RunSpec, blob
+from atoll.optim.run_spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.links import planner as module
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planner import Planner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.optim.spec import BLOB_BYTES_MAX, PROBATION_MAX
+from atoll.optim.run_spec import BLOB_BYTES_MAX, PROBATION_MAX
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Layout

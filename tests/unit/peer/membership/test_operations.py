@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.optim.spec import BLOB_BYTES_MAX
+from atoll.optim.run_spec import BLOB_BYTES_MAX
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.operations import (
     BARRIER,

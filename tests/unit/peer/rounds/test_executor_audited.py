@@ -15,7 +15,7 @@ from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, ChunkGrid
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import get_rule
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob, shard_chunks_max
+from atoll.optim.run_spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob, shard_chunks_max
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.peer.audit.statements import (
     Check,

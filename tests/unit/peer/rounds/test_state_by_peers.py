@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.rates import outer_rate
-from atoll.optim.spec import RunSpec, blob
+from atoll.optim.outer_step import outer_rate
+from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
 from atoll.peer.rounds.state import ReplicatedState, StateLoad
 

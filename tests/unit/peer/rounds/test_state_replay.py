@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from atoll.collectives import get_codec
 from atoll.collectives.errors import CodecError, StateError
-from atoll.optim.fragments import chunk_range
+from atoll.optim.manifest import chunk_range
 from atoll.peer.rounds.entries import INIT, EntryHead
 from atoll.peer.rounds.state import ReplicatedState, StateLoad
 from atoll.peer.rounds.statebuffers import U8

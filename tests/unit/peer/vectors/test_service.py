@@ -12,7 +12,7 @@ import pytest
 
 from atoll.collectives.errors import ConfigError, ConnectError, SessionError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.spec import RunSpec
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short

@@ -1,0 +1,1 @@
+"""Exchange something at every step: gradients, momenta or single numbers."""

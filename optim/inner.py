@@ -1,0 +1,85 @@
+"""Take inner optimizers as people give them: one or several, wrapped by other libraries or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from torch import nn
+from torch.optim import Optimizer
+
+from atoll.collectives.errors import ConfigError
+
+Inner: TypeAlias = Optimizer | Sequence[Optimizer]
+# Packages whose optimizers stand before one of torch, and where they keep it. Theirs have no hooks
+# of their own, or are of another class than what they stand for.
+_WRAPPERS = {
+    "accelerate": "optimizer",
+    "lightning": "_optimizer",
+    "lightning_fabric": "_optimizer",
+    "pytorch_lightning": "_optimizer",
+}
+_FIX = (
+    "give the torch.optim.Optimizer whose step() changes the parameters, often "
+    "`wrapper.optimizer`; wrappers of accelerate and Lightning are taken as they are"
+)
+
+
+def unwrapped(inner: Inner) -> tuple[Optimizer, ...]:
+    """Return one or several optimizers as a tuple, without wrappers.
+
+    These are those of accelerate (so of HF Trainer) and Lightning. Raise ConfigError for what is no
+    optimizer of torch.
+    """
+    if isinstance(inner, Optimizer) or not isinstance(inner, Iterable):
+        inner = (inner,)
+    found = tuple(map(_unwrapped, inner))
+    for one in found:
+        if not isinstance(one, Optimizer):
+            raise ConfigError(
+                f"inner is a {type(one).__name__}, not a torch.optim.Optimizer", fix=_FIX
+            )
+    return found
+
+
+def _unwrapped(inner: Any) -> Any:
+    packages = (kind.__module__.partition(".")[0] for kind in type(inner).__mro__)
+    name = next((_WRAPPERS[package] for package in packages if package in _WRAPPERS), "")
+    inside = getattr(inner, name, None) if name else None
+    return inner if inside is None else _unwrapped(inside)
+
+
+def _check_hooks(inner: Optimizer) -> None:
+    """Raise ConfigError for an optimizer whose steps cannot be seen."""
+    try:
+        inner.register_step_pre_hook(_nothing).remove()
+        inner.register_step_post_hook(_nothing).remove()
+    except AttributeError as error:
+        raise ConfigError(
+            f"the inner {type(inner).__name__} takes no step hooks: it is a torch.optim.Optimizer "
+            "by name only",
+            fix=_FIX,
+        ) from error
+
+
+def _nothing(*_: Any) -> None:
+    """Stand in for a hook."""
+
+
+def inners_of(inner: Inner, parameters: Iterable[nn.Parameter]) -> tuple[Optimizer, ...]:
+    """Return one or several optimizers as a tuple, ``unwrapped``.
+
+    Raise ConfigError for optimizers that hold none of ``parameters``, or take no hooks.
+    """
+    inners = unwrapped(inner)
+    ours = set(map(id, parameters))
+    for inner in inners:
+        _check_hooks(inner)
+        if not any(id(p) in ours for group in inner.param_groups for p in group["params"]):
+            raise ConfigError(
+                f"the inner {type(inner).__name__} holds no trainable parameter of the model",
+                fix="make it from the parameters of the model that is given to the method",
+            )
+    if not inners:
+        raise ConfigError("no inner optimizer", fix="give one that trains the model's parameters")
+    return inners

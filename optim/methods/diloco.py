@@ -1,0 +1,72 @@
+"""Run DiLoCo in an ordinary training loop: the trainer's side of a run (arXiv 2311.08105).
+
+The wrapper hooks the inner optimizer's step, so the loop stays as it was. The life of a round here:
+
+1. ``sync_every`` inner steps move the model's parameters θ_m away from the run's θ.
+2. θ_m is written to the daemon's shared memory as float32 and submitted with its weight.
+3. The trainer waits. COMMITTED: θ_m is overwritten by the run's new θ, gradients are zeroed.
+   MISSED (the round closed before the submission came): θ_m and its weight are kept and the
+   next round carries both. RELOAD: the daemon got newer state another way; local work is dropped.
+
+Arithmetic on θ, momentum and the network are the daemon's business (optim/outer_step.py, peer/).
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import nn
+
+from atoll.optim.inner import Inner
+from atoll.optim.methods.synchronous import SynchronousMethod, segment_steps_of
+from atoll.optim.muon import outer_momentum_of
+from atoll.optim.options import ReplayOptions, specified, takes
+from atoll.optim.outer_step import OuterRate, factor_of
+from atoll.optim.run_spec import RunSpec
+from atoll.optim.sessions import TrainerSession
+
+
+class DiLoCo(SynchronousMethod):
+    """Train with DiLoCo: local steps, then Nesterov on the peers' mean pseudo-gradient.
+
+    A round has ``sync_every`` local steps.
+
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
+
+    ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
+    is ``torch.optim.Muon``, as of those that ``muon_and_adamw`` makes.
+
+    ``outer_lr``: a number; or "by_peers", 0.4 where one peer is in a round, 0.6 for two to four and
+    0.8 from eight on (``outer_rate``), so that it changes as peers come and go.
+
+    Tuning: raise ``sync_every`` if ``metrics()["waited_s"]`` is a large part of the run's time;
+    lower ``outer_lr`` towards 0.4 for two peers, keep 0.7 for eight or many steps per round.
+    """
+
+    @takes(ReplayOptions)
+    def __init__(
+        self,
+        model: nn.Module,
+        inner: Inner,
+        sync_every: int,
+        peer: TrainerSession,
+        *,
+        outer_lr: OuterRate = 0.7,
+        outer_momentum: float | None = None,
+        codec: str = "int8",
+        **options: Unpack[ReplayOptions],
+    ) -> None:
+        if outer_momentum is None:
+            outer_momentum = outer_momentum_of(inner)
+        rate, by_peers = factor_of(outer_lr)
+        spec = RunSpec(
+            sync_every=sync_every,
+            outer_lr=rate,
+            outer_lr_by_peers=by_peers,
+            outer_momentum=outer_momentum,
+            codec=codec,
+            segment_steps=segment_steps_of(options),
+            **specified(options),
+        )
+        super().__init__(model, inner, peer, spec, options, options["replay"])
