@@ -8,8 +8,8 @@ import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, U8
+from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.feedback import ErrorFeedback
-from atoll.collectives.result import RoundResult
 
 
 class Compensated:

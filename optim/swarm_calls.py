@@ -12,8 +12,8 @@ import numpy as np
 
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.errors import CollectiveMismatchError, ConfigError
-from atoll.collectives.reference import reduce_together
 from atoll.optim.spec import BLOB_BYTES_MAX, LENGTH_BYTES
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 

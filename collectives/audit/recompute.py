@@ -13,17 +13,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.collectives.accumulator import PartError
 from atoll.collectives.audit.sketch import F64
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import BLOCK_ELEMENTS, F32, U8, Codec, Decoder, factors_of
+from atoll.collectives.engine.gathered_parts import parts_for
+from atoll.collectives.engine.parts import PartError
+from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.gathered_parts import parts_for
-from atoll.collectives.plan import ReducePlan
-from atoll.collectives.result import RoundResult
 from atoll.collectives.robust import RobustRule
 from atoll.collectives.robust.columns import Columns
 from atoll.collectives.robust.gram import Matrix, add_gram
+from atoll.collectives.schedule.plan import ReducePlan
 
 
 def recomputed(

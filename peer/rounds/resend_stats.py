@@ -10,8 +10,8 @@ import threading
 from collections import Counter
 from collections.abc import Container
 
-from atoll.collectives.senders import Outlet
-from atoll.collectives.stripes import Receipt
+from atoll.collectives.engine.senders import Outlet
+from atoll.collectives.engine.stripes import Receipt
 
 
 class SentPayload:

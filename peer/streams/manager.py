@@ -18,10 +18,10 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from atoll.collectives.engine.stripes import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
-from atoll.collectives.pacing import is_open, lane_pace
-from atoll.collectives.plan import STREAMS_MAX
-from atoll.collectives.stripes import Receipt
+from atoll.collectives.planning.pacing import is_open, lane_pace
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.threads import worker
 from atoll.peer.links.probe_frames import PROBE
 from atoll.peer.membership.view import short

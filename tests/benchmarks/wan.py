@@ -39,9 +39,9 @@ from harness import results
 from harness.mesh import PATIENCE_S, Mesh, all_reducer
 
 from atoll.collectives import get_codec
-from atoll.collectives.choice import Choice, ReductionTask, choose
-from atoll.collectives.network import measured as measured_network
-from atoll.collectives.pacing import LINK_SHARE, carried_bytes, lane_pace, paces
+from atoll.collectives.planning.choice import Choice, ReductionTask, choose
+from atoll.collectives.planning.network_model import measured as measured_network
+from atoll.collectives.planning.pacing import LINK_SHARE, carried_bytes, lane_pace, paces
 from atoll.peer.lab.lab import Lab
 
 CLONE_NEWNET = 0x40000000

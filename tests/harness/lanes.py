@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from atoll.collectives.engine.stripes import Receipt
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.schedule import Frame
-from atoll.collectives.stripes import Receipt
+from atoll.collectives.schedule.schedule import Frame
 
 __all__ = ["WAIT_S", "Lane", "start_lanes", "until"]
 

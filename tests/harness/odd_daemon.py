@@ -31,10 +31,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from atoll.collectives.accumulator import Parts
 from atoll.collectives.codecs import U8
+from atoll.collectives.engine.mean_parts import Sums
+from atoll.collectives.engine.parts import Parts
 from atoll.collectives.errors import AtollError, PassRevokedError
-from atoll.collectives.mean_parts import Sums
 from atoll.optim.fragments import chunk_range
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob

@@ -13,9 +13,9 @@ import pytest
 from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, scenario
 
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.pacing import OPEN_EVERY, lane_pace
-from atoll.collectives.plan import STREAMS_MAX
-from atoll.collectives.schedule import FrameKind
+from atoll.collectives.planning.pacing import OPEN_EVERY, lane_pace
+from atoll.collectives.schedule.plan import STREAMS_MAX
+from atoll.collectives.schedule.schedule import FrameKind
 from atoll.peer.links.probe_frames import PROBE, probe_header
 from atoll.peer.membership import events as ev
 from atoll.peer.streams import manager as streams_module
