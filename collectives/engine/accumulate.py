@@ -98,7 +98,7 @@ class Folding:
             self._parts.add_own(chunk, src, coded=self._schedule.is_star(chunk))
 
     def told(self, owner: int, data: U8, calls: FoldCalls) -> None:
-        """Take in what another owner had to tell: see exchange.py."""
+        """Take in what another owner had to tell: see ``GramExchange``."""
         with self._changed:
             self._schedule.heard(owner)
         self._release(lambda: self._parts.told(owner, data), calls)

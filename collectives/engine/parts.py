@@ -93,7 +93,7 @@ class Parts(ABC):
 
     @property
     def told_bytes(self) -> int:
-        """Return the bytes of what owners tell each other (exchange.py); 0 for nothing."""
+        """Return the bytes of what owners tell each other (``GramExchange``); 0 for nothing."""
         return 0
 
     def to_tell(self) -> U8 | None:

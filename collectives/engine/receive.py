@@ -9,16 +9,18 @@ a second time is dropped then.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from atoll.collectives.chunks import EncodedLayout
-from atoll.collectives.codecs import U8
+from atoll.collectives.codecs import U8, Decoder
 from atoll.collectives.engine.buffers import BufferPool
 from atoll.collectives.engine.result import RoundResult
-from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.schedule.schedule import Frame, FrameKind
+from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
+from atoll.collectives.schedule.plan import ReducePlan
+from atoll.collectives.schedule.schedule import Frame, FrameKind, refused
 
 # A stream that loses packets carries some 0.5 MB/s: a piece is late by less than 0.1 s at the end
 # of a round, and its header costs a thousandth.
@@ -168,3 +170,35 @@ class ReceiveBuffers:
         if frame.kind == FrameKind.GRAM:
             return self._told_buffers
         return self._result_buffers if frame.kind == FrameKind.RESULT else self._buffers
+
+
+# ---------------------------------------------------------------- errors
+
+
+def wrong_length(
+    plan: ReducePlan, frame: Frame, length: int, codec: Decoder, expected: int
+) -> RemoteProtocolError:
+    where = f" at {frame.offset}" if frame.offset else ""
+    takes = f"which takes {expected} in {codec.name}"
+    return refused(plan.name(frame.src), f"{length} bytes{where} for chunk {frame.chunk}, {takes}")
+
+
+def twice(plan: ReducePlan, frame: Frame) -> RemoteProtocolError:
+    return refused(plan.name(frame.src), f"chunk {frame.chunk} while the same frame arrives")
+
+
+def held_too_long(
+    plan: ReducePlan, src: int, chunk: int, waited_s: float, missing: Collection[int]
+) -> RoundTimeoutError:
+    """Return the error for a frame that was held for too long.
+
+    ``missing``: the participants that this peer waits for.
+    """
+    late = ", ".join(plan.name(p) for p in sorted(missing))
+    return RoundTimeoutError(
+        f"peer {plan.name(src)} has waited {waited_s:.1f} s to send chunk {chunk}, "
+        f"because this peer still waits for {late or 'itself'}",
+        fix="see `atoll status` for the links to those peers",
+        phase="reduce",
+        elapsed_s=waited_s,
+    )

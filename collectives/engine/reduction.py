@@ -36,7 +36,13 @@ from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.engine.accumulate import FoldCalls, Folding
 from atoll.collectives.engine.gathered_parts import parts_for
-from atoll.collectives.engine.receive import ReceiveBuffers, ReceivedChunk
+from atoll.collectives.engine.receive import (
+    ReceiveBuffers,
+    ReceivedChunk,
+    held_too_long,
+    twice,
+    wrong_length,
+)
 from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.engine.senders import Outlet, SendCalls, Senders
 from atoll.collectives.engine.stripes import POLL_S, Receipt, Sending, Stripe, Stripes
@@ -44,7 +50,6 @@ from atoll.collectives.errors import CodecError, LocalProtocolError
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.collectives.schedule.pair import PairSchedule
 from atoll.collectives.schedule.plan import ReducePlan
-from atoll.collectives.schedule.protocol_errors import held_too_long, twice, wrong_length
 from atoll.collectives.schedule.schedule import (
     Frame,
     FrameAdmission,

@@ -27,11 +27,9 @@ import numpy as np
 
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN, grid_for
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.planning.cost_model import Cost, Rates, routes_cost
+from atoll.collectives.planning.cost_model import Cost, Rates, Shape, pairwise_cost, routes_cost
 from atoll.collectives.planning.network_model import Network
-from atoll.collectives.planning.pair_costs import pairwise_cost
 from atoll.collectives.planning.ring_order import best_tour
-from atoll.collectives.planning.shapes import Shape
 from atoll.collectives.planning.shards import butterfly_shards, equal_shards
 from atoll.collectives.schedule.plan import EVERYONE, STREAMS_MAX
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree

@@ -31,7 +31,7 @@ work on a chunk at both ends of a hop::
     k-ary tree     2 D (L + ~k t + p), of depth D = log_k n
     hierarchical   4 (L + ... + p), or 3 where the owner's site has one member
 
-**Windows.** A participant opens no more than ``lead`` chunks of an owner (rule 2 of ``trees.py``):
+**Windows.** A participant opens no more than ``lead`` chunks of an owner (rule 2 of ``tree.py``):
 the next part leaves when the result of the one ``lead`` before is back at its sender, one *cycle*
 later. A cycle is the way up and the way back down to the senders, so it is the whole way in a
 butterfly and half of it in a ring. With the largest shard of k chunks in ``N = ceil(k / lead)``
@@ -65,7 +65,7 @@ that runs the real schedules over shared lines; ``tests/benchmarks/costs.py`` sh
 other. For 2 to 32 peers the model is within 10 % of it for butterflies, rings and sites, on equal
 links and with one slow peer; within 16 % for trees, but 19 % where a slow peer is inside of one.
 Where every rate differs, by up to four times, half of the cases are within 7 %, but rings may take
-15 % more than predicted, and butterflies with shards by rate 35 % more: rule 3 of ``trees.py``
+15 % more than predicted, and butterflies with shards by rate 35 % more: rule 3 of ``tree.py``
 keeps the parts for all owners at one pace, which suits equal shards. With one or two chunks for
 each owner they may also take 30 % less: windows of uneven shards are rough then.
 
@@ -77,6 +77,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,9 +85,9 @@ from numpy.typing import NDArray
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.network_model import F64, Network
-from atoll.collectives.planning.shapes import I64, Shape, TreeArrays
-from atoll.collectives.schedule.routes import ROOT
-from atoll.collectives.schedule.tree import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN, LEAD_PART
+from atoll.collectives.schedule.pair import pair_lead
+from atoll.collectives.schedule.routes import ROOT, Routes
+from atoll.collectives.schedule.schedule import chunks_ahead
 
 # Share of what a link carries: TCP/IP over Ethernet takes 3.5 %, frames and records the rest.
 LINK_OVERHEAD: Final = 0.04
@@ -95,6 +96,9 @@ LINK_OVERHEAD: Final = 0.04
 PROCESS_BYTES_PER_S: Final = 1e9
 # Time for each frame on each side, whatever its size: a system call, waking a thread, a lock.
 FRAME_S: Final = 50e-6
+# What a processor does with a chunk of a pairwise exchange: encode the own part, take in the
+# other's, add the own one.
+PAIRWISE_WORK: Final = 3
 # See "Together" above.
 OVERLAP: Final = 0.57
 # In trees with several owners everyone is at another height for each, so lines stand idle for a
@@ -108,6 +112,9 @@ SITE_IDLE: Final = 0.75
 # come round: once per window, for the part of a lap by which the others are faster.
 RING_LAPS: Final = 1.25
 LAP_LATENCY: Final = 0.5  # share of the latency round the ring that is not waited for
+
+
+I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +196,41 @@ def routes_cost(
     total = _together(lines_s, windows_s, overlap)
     ends_s = _ends(network, shape, chunks, lead, wire, 2 * work_s) if shape.depth == 1 else 0.0
     return Cost(max(total, ends_s), max(lines_s, ends_s), windows_s, busiest)
+
+
+def pairwise_cost(network: Network, chunks: int, chunk_bytes: int, rates: Rates) -> Cost:
+    """Return the cost of a pairwise exchange of so many chunks.
+
+    Two peers send each other everything, and each adds it up for itself (``pair.py``). That takes
+    ``B / R + L``, where a butterfly of two has ``B / R + 2 L`` and two thirds of the work. In each
+    window one sends what the last one of the other allows, so over both ways by turns. Raises
+    ConfigError unless there are two peers.
+
+    Over 1,260 cases from 1 Mbit/s to 10 Gbit/s, 1 to 64 chunks, also of unequal links, half are
+    within 1 % of the simulation and all but six, at 10 Gbit/s, within 10 %.
+    """
+    if network.count != 2:
+        raise ConfigError(f"a pairwise exchange is between 2 peers, not {network.count}")
+    rate = network.alone_bytes_per_s()
+    work_s = chunk_bytes / rates.process_bytes_per_s + rates.frame_s
+    lead = pair_lead(chunks, chunk_bytes, rates.sum_bytes or chunk_bytes)
+    windows = -(-chunks // lead)
+    last = chunks - (windows - 1) * lead
+    ways = ((0, 1), (1, 0))
+    # A thread encodes a chunk, then sends it; the other side takes it in and adds the own part.
+    steps_s = [chunk_bytes / (1 - rates.overhead) / float(rate[way]) + work_s for way in ways]
+    hops_s = [steps_s[n] + float(network.latency_s[way]) + 2 * work_s for n, way in enumerate(ways)]
+    busy_s = PAIRWISE_WORK * chunks * work_s
+    idle_s = max(hops_s) - PAIRWISE_WORK * work_s - (min(lead, chunks) - 1) * work_s
+    costs = [Cost(busy_s + max(0.0, idle_s), busy_s, 0.0, "the CPUs")]
+    for n, (i, j) in enumerate(ways):
+        lines_s = hops_s[n] + (chunks - 1) * steps_s[n]
+        turns_s = (windows + 1) // 2 * hops_s[n] + windows // 2 * hops_s[1 - n]
+        windows_s = turns_s + (last - 1) * steps_s[n]
+        costs.append(
+            Cost(max(lines_s, windows_s), lines_s, windows_s, f"the path from {{{i}}} to {{{j}}}")
+        )
+    return max(costs, key=lambda cost: cost.seconds)
 
 
 def _together(lines_s: float, windows_s: float, overlap: float) -> float:
@@ -385,5 +427,81 @@ def _lead(up: TreeArrays, chunks: I64, part_bytes: int, sum_bytes: int) -> int:
     children = np.zeros((n, n), dtype=np.int64)
     np.add.at(children, (roots, up.parents[roots, peers]), 1)
     open_bytes = int((children * part_bytes + (children > 0) * sum_bytes).sum(axis=0).max())
-    wanted = max(LEAD_CHUNKS_MIN, int(chunks.max()) // LEAD_PART)
-    return max(1, min(wanted, LEAD_BYTES_MAX // max(1, open_bytes)))
+    return chunks_ahead(int(chunks.max()), open_bytes)
+
+
+# ---------------------------------------------------------------- trees as arrays
+
+
+class Shape:
+    """Hold the two trees of each owner."""
+
+    def __init__(self, routes: Routes) -> None:
+        self.kind = routes.kind
+        self.count = len(routes.up)
+        self.up = TreeArrays.of(routes.up)
+        self.down = self.up if routes.down is routes.up else TreeArrays.of(routes.down)
+
+    @property
+    def depth(self) -> int:
+        """Return the steps that a part takes to its owner, at most."""
+        return int(self.up.depth.max())
+
+    @property
+    def noise(self) -> float:
+        """Return by how much the error of the mean exceeds that of one quantization, as a factor.
+
+        For independent vectors. Each sum that is sent is quantized once, so a sum of s vectors adds
+        ``s / n``, and the sizes of all sums add up to the depths of all participants; the result
+        adds 1. The worst over all owners: (n+1)/2 for a ring, 2 - 1/n for a butterfly.
+        """
+        return float(self.up.depth.sum(axis=1).max()) / self.count + 1
+
+    def flows(self, shards: Sequence[int]) -> F64:
+        """Return the chunks that cross between two participants, float64[from, to].
+
+        Root r owns ``shards[r]`` chunks; parts and results are counted.
+        """
+        found = np.zeros((self.count, self.count))
+        chunks = np.asarray(shards, dtype=np.float64)
+        for trees, climbing in ((self.up, True), (self.down, False)):
+            roots, peers = np.nonzero(trees.parents != ROOT)
+            above = trees.parents[roots, peers]
+            np.add.at(found, (peers, above) if climbing else (above, peers), chunks[roots])
+        return found
+
+
+@dataclass(frozen=True)
+class TreeArrays:
+    """Hold one tree for each root, as int64[root, participant].
+
+    ``parents``: ROOT for the root itself. ``depth``: steps to the root. ``order[r]``: the
+    participants by depth in r's tree, r first.
+    """
+
+    parents: I64
+    depth: I64
+    order: I64
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> TreeArrays:
+        parents = np.array(rows, dtype=np.int64)
+        n = len(parents)
+        hops = np.where(parents == ROOT, np.arange(n)[:, None], parents)
+        depth = (parents != ROOT).astype(np.int64)
+        # Each turn doubles how far up ``hops`` points; ``depth`` counts the steps to there.
+        for _ in range(max(1, n - 1).bit_length()):
+            depth = depth + np.take_along_axis(depth, hops, axis=1)
+            hops = np.take_along_axis(hops, hops, axis=1)
+        return cls(parents, depth, np.argsort(depth, axis=1, kind="stable"))
+
+    @cached_property
+    def heights(self) -> I64:
+        """Return the steps from the farthest participant below p, int64[root, p]."""
+        found = np.zeros_like(self.parents)
+        roots = np.arange(len(found))
+        for place in range(len(found) - 1, 0, -1):
+            here = self.order[:, place]
+            above = self.parents[roots, here]
+            found[roots, above] = np.maximum(found[roots, above], found[roots, here] + 1)
+        return found

@@ -21,7 +21,7 @@ Rule 1.  Own parts leave in the order of chunks, the i-th when ``i < base + lead
          that breaks has on the way, and loses, stays small.
 Rule 2.  A part with ``i >= base + 2 * lead`` is held: its stream pauses. It can only come from one
          that has no parts to wait for, as the weight here is 0, or that breaks rule 1.
-Rule 3.  A chunk that NOBODY owns is kept from an earlier attempt: see rule 6 of ``trees.py``.
+Rule 3.  A chunk that NOBODY owns is kept from an earlier attempt: see rule 6 of ``tree.py``.
 
 **Memory.** By rule 1 there are at most ``lead`` own parts, and by rule 2 at most ``2 * lead`` parts
 of the other and sums; ``pair_lead`` keeps that within a budget, usually at half of it.
@@ -44,22 +44,18 @@ from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.schedule.plan import NOBODY, ReducePlan
-from atoll.collectives.schedule.protocol_errors import check_frame, refused
-from atoll.collectives.schedule.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
-from atoll.collectives.schedule.tree import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN, LEAD_PART
+from atoll.collectives.schedule.schedule import (
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+    check_frame,
+    chunks_ahead,
+    refused,
+)
 
 # What an open chunk takes: the own part, once it is sent, and the other's, until both are added.
 PARTS_OPEN: Final = 2
-
-
-def pair_lead(chunks: int, part_bytes: int, sum_bytes: int) -> int:
-    """Return how many of ``chunks`` may be open: the same number on both sides.
-
-    ``part_bytes``, ``sum_bytes``: of the largest chunk, encoded and as a float32 sum.
-    """
-    open_bytes = PARTS_OPEN * part_bytes + sum_bytes
-    wanted = max(LEAD_CHUNKS_MIN, chunks // LEAD_PART)
-    return max(1, min(wanted, LEAD_BYTES_MAX // max(1, open_bytes)))
 
 
 class PairSchedule:
@@ -197,3 +193,11 @@ class PairSchedule:
         waited = (p for p in self._sources if p != self._me or self._sends)
         late = any((p, chunk) not in self._arrived for p in waited)
         return self._others if late else frozenset()
+
+
+def pair_lead(chunks: int, part_bytes: int, sum_bytes: int) -> int:
+    """Return how many of ``chunks`` may be open: the same number on both sides.
+
+    ``part_bytes``, ``sum_bytes``: of the largest chunk, encoded and as a float32 sum.
+    """
+    return chunks_ahead(chunks, PARTS_OPEN * part_bytes + sum_bytes)

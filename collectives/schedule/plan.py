@@ -158,7 +158,7 @@ def pairwise_plan(
 ) -> ReducePlan:
     """Return a plan by which two participants exchange all chunks but the ``kept`` ones.
 
-    One may be alone. See ``pairs.py``.
+    One may be alone. See ``pair.py``.
     """
     owners = [NOBODY if chunk in kept else EVERYONE for chunk in range(grid.count)]
     return _plan(participants, weights, owners)

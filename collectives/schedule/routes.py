@@ -1,6 +1,6 @@
 """Lay out the way of a chunk's parts to its owner, and the way of the result back.
 
-Every collective but the pairwise exchange (``pairs.py``) is a pair of trees for each owner, the
+Every collective but the pairwise exchange (``pair.py``) is a pair of trees for each owner, the
 *root*: partial sums climb one to the root, the encoded result descends the other. What differs is
 their shape:
 

@@ -1,60 +1,25 @@
 """Describe what a schedule decides, and what the engine asks of it.
 
 A schedule is the sans-I/O half of a collective, for ONE participant: which frame to send next,
-which frame to take in, what to add next. ``engine.py`` is the other half and runs any of them.
+which frame to take in, what to add next. ``Reduction`` is the other half and runs any of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from enum import Enum, IntEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.schedule.plan import NOBODY, ReducePlan
 
-class FrameKind(IntEnum):
-    """Name what a data frame carries; the values are on the wire."""
-
-    CONTRIB = 1
-    RESULT = 2
-    GRAM = 9  # what owners tell each other, where the rule needs it: see exchange.py
-
-
-class OutgoingFrame(NamedTuple):
-    """Name the next frame to send.
-
-    ``added_here``: an own part that is added here as well. It is encoded once, and ``arrived``
-    follows with this participant as its source.
-    """
-
-    kind: FrameKind
-    chunk: int
-    added_here: bool = False
-
-
-class Frame(NamedTuple):
-    """Name a frame that arrives, or a piece of one.
-
-    ``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: where
-    the piece begins in its chunk, in bytes.
-    """
-
-    src: int
-    kind: int
-    chunk: int
-    lane: int = 0
-    offset: int = 0
-
-
-class Idle(Enum):
-    WAIT = "nothing to send yet: ask again when a chunk is final or a sum complete"
-    PACED = "not yet: ask again after the next contribution to another"
-    DONE = "nothing left to send"
-
-
-class FrameAdmission(Enum):
-    ACCEPT = "take the bytes in"
-    HOLD = "not yet: ask again after the next chunk is final"
-    DROP = "not needed: read the bytes and forget them"
+# Ahead of an owner's results: two chunks keep a stream busy, and with a quarter of its chunks a
+# round does not take more than four or five round trips on long links.
+LEAD_CHUNKS_MIN: Final = 2
+LEAD_PART: Final = 4
+# What the open chunks of all owners and sources may take together. With the buffers of the senders
+# it keeps a reduction near the 64 MiB that a daemon may take beside its state.
+LEAD_BYTES_MAX: Final = 32 * 2**20
 
 
 class Schedule(Protocol):
@@ -136,3 +101,77 @@ class Schedule(Protocol):
 
     def missing(self) -> frozenset[int]:
         """Return the participants that this one waits for."""
+
+
+class FrameKind(IntEnum):
+    """Name what a data frame carries; the values are on the wire."""
+
+    CONTRIB = 1
+    RESULT = 2
+    GRAM = 9  # what owners tell each other, where the rule needs it: see ``GramExchange``
+
+
+class OutgoingFrame(NamedTuple):
+    """Name the next frame to send.
+
+    ``added_here``: an own part that is added here as well. It is encoded once, and ``arrived``
+    follows with this participant as its source.
+    """
+
+    kind: FrameKind
+    chunk: int
+    added_here: bool = False
+
+
+class Frame(NamedTuple):
+    """Name a frame that arrives, or a piece of one.
+
+    ``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: where
+    the piece begins in its chunk, in bytes.
+    """
+
+    src: int
+    kind: int
+    chunk: int
+    lane: int = 0
+    offset: int = 0
+
+
+class Idle(Enum):
+    WAIT = "nothing to send yet: ask again when a chunk is final or a sum complete"
+    PACED = "not yet: ask again after the next contribution to another"
+    DONE = "nothing left to send"
+
+
+class FrameAdmission(Enum):
+    ACCEPT = "take the bytes in"
+    HOLD = "not yet: ask again after the next chunk is final"
+    DROP = "not needed: read the bytes and forget them"
+
+
+def chunks_ahead(shard: int, open_bytes: int) -> int:
+    """Return how many of an owner's ``shard`` chunks may be open, each of ``open_bytes``.
+
+    All participants compute the same number.
+    """
+    wanted = max(LEAD_CHUNKS_MIN, shard // LEAD_PART)
+    return max(1, min(wanted, LEAD_BYTES_MAX // max(1, open_bytes)))
+
+
+def refused(peer: str, what: str) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"peer {peer} sent {what}", fix="run the same version of atoll on all peers"
+    )
+
+
+def check_frame(plan: ReducePlan, me: int, src: int, kind: int, chunk: int) -> None:
+    """Raise RemoteProtocolError for what no schedule of this plan lets ``src`` send to ``me``."""
+    if not 0 <= src < len(plan.participants) or src == me:
+        raise RemoteProtocolError(f"a data frame from {src}, who takes no part in this attempt")
+    if not 0 <= chunk < len(plan.owners):
+        raise refused(plan.name(src), f"chunk {chunk} of {len(plan.owners)}")
+    if kind not in tuple(FrameKind):
+        raise refused(plan.name(src), f"a data frame of unknown kind {kind}")
+    if plan.owners[chunk] == NOBODY:
+        kept = f"chunk {chunk}, which is kept from an earlier attempt"
+        raise refused(plan.name(src), kept)

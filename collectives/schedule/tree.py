@@ -55,43 +55,21 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
-from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.collectives.schedule.exchange import VoteExchange
+from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.schedule.plan import NOBODY, ReducePlan
-from atoll.collectives.schedule.protocol_errors import check_frame, refused
 from atoll.collectives.schedule.routes import ROOT
-from atoll.collectives.schedule.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
+from atoll.collectives.schedule.schedule import (
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+    check_frame,
+    chunks_ahead,
+    refused,
+)
 
 # One chunk in the buffers of a stream, and one for a sender that comes late to its turn.
 SPREAD_CHUNKS: Final = 2
-# Ahead of a root's results: two chunks keep a stream busy, and with a quarter of its chunks a
-# round does not take more than four or five round trips on long links.
-LEAD_CHUNKS_MIN: Final = 2
-LEAD_PART: Final = 4
-# What the open chunks of all roots and sources may take together. With the buffers of the senders
-# it keeps a reduction near the 64 MiB that a daemon may take beside its state.
-LEAD_BYTES_MAX: Final = 32 * 2**20
-
-
-def lead_chunks(plan: ReducePlan, part_bytes: int, sum_bytes: int) -> int:
-    """Return how many chunks of a root may be open: the same number on all participants.
-
-    ``part_bytes``, ``sum_bytes``: of the largest chunk, encoded and as a float32 sum.
-    """
-    shards: dict[int, int] = {}
-    for owner in plan.owners:
-        if owner != NOBODY:
-            shards[owner] = shards.get(owner, 0) + 1
-    children = plan.routes.up_children
-    # The participant that adds for most: each open chunk takes a part of each child, and a sum.
-    open_bytes = max(
-        sum(len(children[r][p]) * part_bytes + sum_bytes for r in shards if children[r][p])
-        for p in range(len(plan.participants))
-    )
-    if plan.rule is not None and plan.rule.needs_gram:
-        return max(shards.values(), default=1)  # no result before all parts: exchange.py
-    wanted = max(LEAD_CHUNKS_MIN, max(shards.values(), default=0) // LEAD_PART)
-    return max(1, min(wanted, LEAD_BYTES_MAX // max(1, open_bytes)))
 
 
 class TreeSchedule:
@@ -129,7 +107,7 @@ class TreeSchedule:
         self._own: list[dict[int, int]] = [{} for _ in everyone]  # root -> parts sent, as a leaf
         self._to_come = [0 for _ in everyone]  # results and partial sums that are still to be sent
         self._broken: set[int] = set()
-        self._exchange = VoteExchange(plan, me)
+        self._exchange = GramExchange(plan, me)
         self._expect_sends()
         # receiving and adding
         self._arrived: set[tuple[int, int]] = set()  # (source, chunk), not yet added
@@ -271,12 +249,13 @@ class TreeSchedule:
         if kind == FrameKind.CONTRIB:
             return self._judge_part(root, src, chunk)
         if self._down[root] != src:
-            raise self._refusal(src, f"a result of chunk {chunk}, which others hand on")
+            raise refused(self._plan.name(src), f"a result of chunk {chunk}, which others hand on")
         return FrameAdmission.DROP if self._final[chunk] else FrameAdmission.ACCEPT
 
     def _judge_part(self, root: int, src: int, chunk: int) -> FrameAdmission:
         if src not in self._children[root]:
-            raise self._refusal(src, f"a part of chunk {chunk}, which it has none of for this peer")
+            what = f"a part of chunk {chunk}, which it has none of for this peer"
+            raise refused(self._plan.name(src), what)
         added = self._added.get(chunk, 0)
         seen = chunk in self._summed or self._sources[root].index(src) < added
         if seen or (src, chunk) in self._arrived or self._final[chunk]:
@@ -359,5 +338,81 @@ class TreeSchedule:
         # Before all owners have been heard there are no results, so everybody would be behind.
         return frozenset((late or self._exchange.waiting or behind) - {self._me, ROOT})
 
-    def _refusal(self, src: int, what: str) -> RemoteProtocolError:
-        return refused(self._plan.name(src), what)
+
+class GramExchange:
+    """Let owners of chunks tell each other, before any result, what a rule on whole vectors needs.
+
+    Theory. A rule that depends on distances (robust/gram.py) can be applied by an owner only when
+    it knows the inner products over all chunks. So each owner waits for all parts of all of its
+    chunks, tells every other owner the inner products over these, and encodes results once it has
+    heard from all of them. Until then no result is made: owners take in all parts that come (a
+    whole encoded vector in memory), and no part waits for a result. The frame carries the number of
+    its sender's first chunk, which names the sender's shard and is checked like any other.
+
+    This is one participant's part of it.
+    """
+
+    def __init__(self, plan: ReducePlan, me: int) -> None:
+        self._plan, self._me = plan, me
+        needed = plan.rule is not None and plan.rule.needs_gram
+        self._first: dict[int, int] = {}  # owner -> its first chunk
+        for chunk, owner in enumerate(plan.owners):
+            if needed and owner != NOBODY:
+                self._first.setdefault(owner, chunk)
+        others = self._first.keys() - {me} if me in self._first else set[int]()
+        self._untold = set(others)
+        self._unheard = set(others)
+        self._is_known = False  # what there is to tell
+
+    @property
+    def destinations(self) -> frozenset[int]:
+        """Return the owners that are still to be told."""
+        return frozenset(self._untold)
+
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Return the owners that this one has not heard from, once nothing else is missing here."""
+        return frozenset(self._unheard) if self._is_known else frozenset()
+
+    def known(self) -> None:
+        """Note that all parts of all own chunks are here."""
+        self._is_known = True
+
+    def next_send(self, dest: int) -> OutgoingFrame | None:
+        if not self._is_known or dest not in self._untold:
+            return None
+        self._untold.discard(dest)
+        return OutgoingFrame(FrameKind.GRAM, self._first[self._me])
+
+    def admit(self, src: int, chunk: int) -> FrameAdmission:
+        """Judge what another owner tells: whether it is wanted.
+
+        Raises RemoteProtocolError if ``src`` has nothing to tell.
+        """
+        if self._me not in self._first or self._first.get(src) != chunk:
+            what = f"inner products with chunk {chunk}, which nobody needs"
+            raise refused(self._plan.name(src), what)
+        return FrameAdmission.ACCEPT if src in self._unheard else FrameAdmission.DROP
+
+    def heard(self, src: int) -> None:
+        self._unheard.discard(src)
+
+
+def lead_chunks(plan: ReducePlan, part_bytes: int, sum_bytes: int) -> int:
+    """Return how many chunks of a root may be open: the same number on all participants.
+
+    ``part_bytes``, ``sum_bytes``: of the largest chunk, encoded and as a float32 sum.
+    """
+    shards: dict[int, int] = {}
+    for owner in plan.owners:
+        if owner != NOBODY:
+            shards[owner] = shards.get(owner, 0) + 1
+    children = plan.routes.up_children
+    # The participant that adds for most: each open chunk takes a part of each child, and a sum.
+    open_bytes = max(
+        sum(len(children[r][p]) * part_bytes + sum_bytes for r in shards if children[r][p])
+        for p in range(len(plan.participants))
+    )
+    if plan.rule is not None and plan.rule.needs_gram:
+        return max(shards.values(), default=1)  # no result before all parts: GramExchange
+    return chunks_ahead(max(shards.values(), default=0), open_bytes)

@@ -43,10 +43,10 @@ from atoll.collectives.planning.cost_model import (
     LINK_OVERHEAD,
     PROCESS_BYTES_PER_S,
     Rates,
+    Shape,
     routes_cost,
 )
 from atoll.collectives.planning.network_model import Network, measured, uniform
-from atoll.collectives.planning.shapes import Shape
 from atoll.collectives.planning.shards import butterfly_shards, equal_shards
 from atoll.collectives.schedule.plan import ReducePlan
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree

@@ -8,10 +8,8 @@ import pytest
 from harness.chunk_sim import ChunkSim
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.planning.cost_model import Rates, routes_cost
+from atoll.collectives.planning.cost_model import Rates, Shape, pairwise_cost, routes_cost
 from atoll.collectives.planning.network_model import Network, measured, uniform
-from atoll.collectives.planning.pair_costs import pairwise_cost
-from atoll.collectives.planning.shapes import Shape
 from atoll.collectives.planning.shards import butterfly_shards
 from atoll.collectives.schedule.plan import EVERYONE, ReducePlan
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree

@@ -16,8 +16,14 @@ from atoll.collectives.codecs import CODECS, F32, U8, Codec
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.schedule.pair import PairSchedule, pair_lead
 from atoll.collectives.schedule.plan import EVERYONE, NOBODY, ReducePlan, pairwise_plan
-from atoll.collectives.schedule.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
-from atoll.collectives.schedule.tree import LEAD_BYTES_MAX, LEAD_CHUNKS_MIN
+from atoll.collectives.schedule.schedule import (
+    LEAD_BYTES_MAX,
+    LEAD_CHUNKS_MIN,
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+)
 
 CODEC = st.sampled_from(sorted(CODECS)).map(CODECS.__getitem__)
 WEIGHTS = st.lists(st.sampled_from([0.0, 0.3, 1.0, 7.0]), min_size=1, max_size=2).filter(any)

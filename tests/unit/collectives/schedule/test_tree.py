@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.schedule.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule.routes import ROOT, Routes, hierarchical, ring, star, tree
-from atoll.collectives.schedule.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
-from atoll.collectives.schedule.tree import LEAD_BYTES_MAX, TreeSchedule, lead_chunks
+from atoll.collectives.schedule.schedule import (
+    LEAD_BYTES_MAX,
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+)
+from atoll.collectives.schedule.tree import TreeSchedule, lead_chunks
 
 SHAPES: dict[str, Callable[[int, random.Random], Routes]] = {
     "butterfly": lambda count, dice: star(count),

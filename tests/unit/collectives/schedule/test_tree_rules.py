@@ -7,8 +7,14 @@ import pytest
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 from atoll.collectives.schedule.plan import NOBODY, ReducePlan
 from atoll.collectives.schedule.routes import Routes, ring, star, tree
-from atoll.collectives.schedule.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame
-from atoll.collectives.schedule.tree import LEAD_CHUNKS_MIN, SPREAD_CHUNKS, TreeSchedule
+from atoll.collectives.schedule.schedule import (
+    LEAD_CHUNKS_MIN,
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+)
+from atoll.collectives.schedule.tree import SPREAD_CHUNKS, TreeSchedule
 
 
 def schedule_of(
