@@ -9,7 +9,7 @@ from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, g
 from atoll.collectives.codecs import Codec, Contract, get_codec
 from atoll.collectives.engine.reduction import Reduction
 from atoll.collectives.engine.result import RoundResult
-from atoll.collectives.engine.senders import Outlet
+from atoll.collectives.engine.send import Outlet
 from atoll.collectives.schedule.plan import ReducePlan, butterfly_plan, pairwise_plan, shared_plan
 from atoll.collectives.schedule.schedule import Frame, FrameKind
 

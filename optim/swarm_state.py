@@ -9,11 +9,10 @@ import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import F32, get_codec
-from atoll.collectives.compensated import Compensated
 from atoll.collectives.engine.parts import PartError
 from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.engine.result import RoundResult
-from atoll.collectives.feedback import ErrorFeedback
+from atoll.collectives.feedback import Compensated, ErrorFeedback
 from atoll.optim.contribution import delta_source
 from atoll.optim.fragments import fragment_grid
 from atoll.optim.manifest import Manifest

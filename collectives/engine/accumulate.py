@@ -15,7 +15,7 @@ from typing import NamedTuple
 from atoll.collectives.codecs import U8
 from atoll.collectives.engine.parts import PartError, Parts
 from atoll.collectives.engine.result import RoundResult
-from atoll.collectives.engine.senders import reason_of
+from atoll.collectives.engine.send import reason_of
 from atoll.collectives.errors import CodecError
 from atoll.collectives.schedule.schedule import Schedule
 

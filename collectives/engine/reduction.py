@@ -2,7 +2,7 @@
 
 A reduction has no queues. A sender thread asks the schedule for the next frame to its destination
 and encodes the chunk only then, into one reused buffer; the back-pressure of its stream paces it.
-Several streams to one destination share its chunks, piece by piece (``stripes.py``). The thread
+Several streams to one destination share its chunks, piece by piece (``send.py``). The thread
 that receives a stream reserves a buffer, fills it, and adds what it brought to the sum, if it is
 that source's turn; otherwise the thread whose turn comes later adds it. The own part of a sum is
 added when its turn comes, by whichever thread is at it, or by one for chunks to which nobody else
@@ -35,7 +35,7 @@ from collections.abc import Callable, Mapping
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.engine.accumulate import FoldCalls, Folding
-from atoll.collectives.engine.gathered_parts import parts_for
+from atoll.collectives.engine.parts import parts_for
 from atoll.collectives.engine.receive import (
     ReceiveBuffers,
     ReceivedChunk,
@@ -44,8 +44,16 @@ from atoll.collectives.engine.receive import (
     wrong_length,
 )
 from atoll.collectives.engine.result import RoundResult
-from atoll.collectives.engine.senders import Outlet, SendCalls, Senders
-from atoll.collectives.engine.stripes import POLL_S, Receipt, Sending, Stripe, Stripes
+from atoll.collectives.engine.send import (
+    POLL_S,
+    Outlet,
+    Receipt,
+    SendCalls,
+    Senders,
+    Sending,
+    Stripe,
+    Stripes,
+)
 from atoll.collectives.errors import CodecError, LocalProtocolError
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.collectives.schedule.pair import PairSchedule

@@ -1,8 +1,8 @@
 """Reduce among participants that are all in this process: no frames, the same bytes.
 
 What peers compute in a butterfly is fixed: every part goes through the codec, the parts are added
-in the order of the participants, and the sum goes through the codec once more
-(schedule/tree.py). Here it is a loop, for swarms (optim/swarm.py).
+in the order of the participants, and the sum goes through the codec once more (schedule/tree.py).
+Here it is a loop, for swarms (optim/swarm.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, Decoder
-from atoll.collectives.engine.gathered_parts import parts_for
-from atoll.collectives.engine.parts import PartError
+from atoll.collectives.engine.parts import PartError, parts_for
 from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.collectives.robust import RobustRule

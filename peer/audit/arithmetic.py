@@ -73,7 +73,7 @@ def gram_of(work: ReductionTerms, said: Mapping[int, Resultant]) -> Matrix | Non
     """Return the inner products of whole vectors, summed from what each owner has signed.
 
     None where the rule needs none. They are summed as owners sum them
-    (collectives/robust_parts.py).
+    (``RobustParts``).
     """
     if work.rule is None or not work.rule.needs_gram:
         return None

@@ -10,8 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Container
 
-from atoll.collectives.engine.senders import Outlet
-from atoll.collectives.engine.stripes import Receipt
+from atoll.collectives.engine.send import Outlet, Receipt
 
 
 class SentPayload:

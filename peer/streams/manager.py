@@ -18,7 +18,7 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from atoll.collectives.engine.stripes import Receipt
+from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
 from atoll.collectives.planning.pacing import is_open, lane_pace
 from atoll.collectives.schedule.plan import STREAMS_MAX

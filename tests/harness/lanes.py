@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from atoll.collectives.engine.stripes import Receipt
+from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.schedule.schedule import Frame
 

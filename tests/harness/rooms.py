@@ -65,7 +65,6 @@ OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.client"} | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY |= {
     f"atoll.collectives.{name}"
     for name in (
-        "compensated",
         "counter_rng",
         "engine.parts",
         "engine.reference",

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from atoll.collectives import RoundResult, get_codec, grid_for
 from atoll.collectives.codecs import F32
-from atoll.collectives.engine import mean_parts
+from atoll.collectives.engine import parts as parts_module
 from atoll.collectives.errors import CodecError
 from atoll.collectives.native import KERNELS
 
@@ -36,7 +36,7 @@ class Bench:
         self.is_root = is_root
         self.sums = self.begin()
 
-    def begin(self) -> mean_parts.Sums:
+    def begin(self) -> parts_module.MeanParts:
         def fill(chunk: int, out: F32) -> None:
             assert not self.lies
             out[:] = self.values
@@ -47,7 +47,9 @@ class Bench:
         root = self.is_root
         own = show if self.lies else None
         codec = self.result.codec
-        return mean_parts.Sums(self.result, codec, self.weights, lambda chunk: root, fill, own)
+        return parts_module.MeanParts(
+            self.result, codec, self.weights, lambda chunk: root, fill, own
+        )
 
     def add(self, participant: int | None, values: F32) -> None:
         buffer = self.sums.encoded.take()
@@ -79,7 +81,7 @@ def test_kernels_and_numpy_give_the_same_sum(
     def total(*, native: bool) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
             if not native:
-                patch.setattr(mean_parts, "KERNELS", None)
+                patch.setattr(parts_module, "KERNELS", None)
             bench = Bench("float32", weights, is_root=is_root)
             bench.add_own(whole(given_parts[0]), lies=lies)
             for participant, values in enumerate(given_parts[1:], 1):
@@ -100,7 +102,7 @@ def test_a_part_that_is_not_finite_is_refused_when_it_is_added(
     native: bool, bad: float, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(mean_parts, "KERNELS", None)
+        monkeypatch.setattr(parts_module, "KERNELS", None)
     bench = Bench("float32", [0.5, 0.5])
     bench.add(1, np.ones(ELEMENTS, np.float32))
     values = np.ones(ELEMENTS, np.float32)
@@ -117,7 +119,7 @@ def test_a_sum_that_is_too_large_is_nobodys_fault(
     native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(mean_parts, "KERNELS", None)
+        monkeypatch.setattr(parts_module, "KERNELS", None)
     bench = Bench("float32", [1.0, 1.0])
     for participant in range(2):
         bench.add(participant, np.full(ELEMENTS, MAX, np.float32))

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.collectives import RoundResult, encoded_layout, get_codec, grid_for
 from atoll.collectives.codecs import F32
-from atoll.collectives.engine import mean_parts
+from atoll.collectives.engine import parts as parts_module
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.collectives.schedule.plan import FOLDS, ReducePlan, pairwise_plan
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, tree
@@ -89,17 +89,19 @@ def test_weights_count_for_the_mean_only() -> None:
 # ---------------------------------------------------------------- the arithmetic
 
 
-def bench(codec: str, fold: str, own: F32) -> tuple[mean_parts.Sums, RoundResult]:
+def bench(codec: str, fold: str, own: F32) -> tuple[parts_module.MeanParts, RoundResult]:
     result = RoundResult(get_codec(codec), grid_for(own.size))
 
     def fill(chunk: int, out: F32) -> None:
         out[:] = own
 
-    made = mean_parts.Sums(result, result.codec, (1.0, 1.0), lambda chunk: True, fill, None, fold)
+    made = parts_module.MeanParts(
+        result, result.codec, (1.0, 1.0), lambda chunk: True, fill, None, fold
+    )
     return made, result
 
 
-def add(made: mean_parts.Sums, result: RoundResult, values: F32) -> None:
+def add(made: parts_module.MeanParts, result: RoundResult, values: F32) -> None:
     buffer = made.encoded.take()
     size = result.layout.size(0)
     result.codec.encode(values, buffer[:size])
@@ -112,7 +114,7 @@ def test_kernels_and_numpy_pick_alike(
     codec: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not native:
-        monkeypatch.setattr(mean_parts, "KERNELS", None)
+        monkeypatch.setattr(parts_module, "KERNELS", None)
     ones, others = np.full(500, -2, np.float32), np.linspace(-4, 4, 500, dtype=np.float32)
     made, result = bench(codec, "max", ones)
     made.add_own(0, 0, coded=True)

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from atoll.collectives import FrameKind, Reduction, RoundResult, pairwise_plan
 from atoll.collectives.codecs import F32, RULES, gathered_codec, get_codec
-from atoll.collectives.engine import receive as receive_buffers
-from atoll.collectives.engine import stripes as lanes_module
-from atoll.collectives.engine.mean_parts import Sums
+from atoll.collectives.engine import receive, send
+from atoll.collectives.engine.parts import MeanParts
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.schedule.routes import ring
 
@@ -117,7 +116,7 @@ def test_bytes_on_the_streams_are_what_theory_says(make_group: MakeGroup) -> Non
 def test_several_streams_share_the_pieces_of_large_results(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (receive_buffers, lanes_module):
+    for module in (receive, send):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = group_of(make_group, [1.0] * 5, total=256 * 20)
     start_lanes(group, 2)
@@ -257,8 +256,8 @@ def test_of_an_exact_codec_the_aggregate_is_the_mean_bit_for_bit(make_group: Mak
     mean = make_group(get_codec("float32"), weights=weights)
     mean.start()
     mean.wait_done()
-    assert isinstance(mean.reductions[0]._sums, Sums)
-    assert not isinstance(group.reductions[0]._sums, Sums)
+    assert isinstance(mean.reductions[0]._sums, MeanParts)
+    assert not isinstance(group.reductions[0]._sums, MeanParts)
     assert group.results[0].tobytes() == mean.results[0].tobytes()
 
 

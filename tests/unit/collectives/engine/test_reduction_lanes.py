@@ -13,10 +13,9 @@ from harness.lanes import WAIT_S, Lane, start_lanes, until
 
 from atoll.collectives import FrameKind
 from atoll.collectives.codecs import get_codec
-from atoll.collectives.engine import receive as receive_buffers
+from atoll.collectives.engine import receive, send
 from atoll.collectives.engine import reduction as engine
-from atoll.collectives.engine import stripes as lanes_module
-from atoll.collectives.engine.stripes import Receipt
+from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.schedule.routes import Routes, ring, star, tree
 from atoll.collectives.schedule.schedule import Frame
@@ -50,9 +49,9 @@ class Swallowing(Lane):
         raise ConnectError("the cable was pulled")
 
 
-@pytest.fixture(params=[256, receive_buffers.PIECE_BYTES], ids=["pieces", "whole chunks"])
+@pytest.fixture(params=[256, receive.PIECE_BYTES], ids=["pieces", "whole chunks"])
 def piece_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    for module in (receive_buffers, lanes_module):
+    for module in (receive, send):
         monkeypatch.setattr(module, "PIECE_BYTES", request.param)
     return int(request.param)
 
@@ -79,7 +78,7 @@ def test_they_share_the_frames_and_each_is_sent_once(
     piece_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes_module, "LATE_S_MIN", WAIT_S)  # on a busy machine threads are late
+    monkeypatch.setattr(send, "LATE_S_MIN", WAIT_S)  # on a busy machine threads are late
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
     lanes = start_lanes(
         group, LANES, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4)
@@ -131,8 +130,8 @@ def test_what_one_has_taken_and_lost_another_sends(
 ) -> None:
     """Own parts, partial sums and results; the other side never learns of it."""
     for module, limit in (
-        (lanes_module, "LATE_S_MIN"),
-        (lanes_module, "DELIVERY_S"),
+        (send, "LATE_S_MIN"),
+        (send, "DELIVERY_S"),
         (engine, "POLL_S"),
     ):
         monkeypatch.setattr(module, limit, SOON_S)
@@ -159,7 +158,7 @@ def test_a_round_is_done_before_anything_is_acknowledged(
     make_group: MakeGroup, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And threads, which stay until it is, end when the reduction does."""
-    monkeypatch.setattr(lanes_module, "LATE_S_MIN", WAIT_S)
+    monkeypatch.setattr(send, "LATE_S_MIN", WAIT_S)
     group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 20)
 
     class Unsure(Lane):

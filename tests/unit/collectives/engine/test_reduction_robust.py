@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives import FrameKind, grid_for, pairwise_plan
 from atoll.collectives.codecs import F32, get_codec
-from atoll.collectives.engine import receive as receive_buffers
-from atoll.collectives.engine import stripes as lanes_module
+from atoll.collectives.engine import receive, send
 from atoll.collectives.engine.parts import PartError
 from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.errors import ConfigError, ConnectError, RemoteProtocolError
@@ -162,7 +161,7 @@ def test_with_nobody_to_bear_it_is_bit_for_bit_the_plain_mean(
 def test_several_streams_bring_what_owners_tell_each_other_in_pieces(
     make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (receive_buffers, lanes_module):
+    for module in (receive, send):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = make_group(get_codec("int8"), weights=[1.0] * 5, total=256 * 20, rule="krum(f=1)")
     start_lanes(group, 2)

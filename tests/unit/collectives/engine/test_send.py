@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.collectives.engine import stripes as lanes_module
+from atoll.collectives.engine import send
 from atoll.collectives.engine.buffers import BufferPool
-from atoll.collectives.engine.stripes import DELIVERY_S, LATE_S_MIN, Receipt, Sending, Stripes
+from atoll.collectives.engine.send import DELIVERY_S, LATE_S_MIN, Receipt, Sending, Stripes
 from atoll.collectives.schedule.schedule import FrameKind, Idle, OutgoingFrame
 
 DEST = 1
@@ -85,7 +85,7 @@ def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
 def test_the_buffer_of_a_chunk_is_free_when_all_is_delivered_and_nobody_reads_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lanes_module, "PIECE_BYTES", 4)
+    monkeypatch.setattr(send, "PIECE_BYTES", 4)
     lanes, buffers, (a, b, c) = lanes_of(3, 1, 8)
     first = lanes.take(a.lane, 0.0)
     assert isinstance(first, Sending)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, RoundResult
 from atoll.collectives.codecs import F32, Decoder, gathered_codec, get_codec
-from atoll.collectives.compensated import Compensated
 from atoll.collectives.engine.reference import reduce_together
-from atoll.collectives.feedback import ErrorFeedback
+from atoll.collectives.feedback import Compensated, ErrorFeedback
 
 TOPK, INT4 = get_codec("topk"), get_codec("int4")
 GRID = ChunkGrid(2500, 1024)

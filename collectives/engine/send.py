@@ -1,9 +1,10 @@
-"""Decide which of several streams to one destination sends what. Sans-I/O.
+"""Send the frames of a reduction: one thread per stream, and what each of several streams sends.
 
-A frame that ``Outlet.send`` has taken may still be in this machine's memory, and is lost when its
-stream is reset or ends in a black hole; the other side says nothing, as other streams live. So
-where there are several, a frame is kept until the other side has acknowledged it, and until then
-another stream may have to send it again. Who receives drops what comes twice.
+Several streams to one destination share its chunks. A frame that ``Outlet.send`` has taken may
+still be in this machine's memory, and is lost when its stream is reset or ends in a black hole; the
+other side says nothing, as other streams live. So where there are several, a frame is kept until
+the other side has acknowledged it, and until then another stream may have to send it again. Who
+receives drops what comes twice.
 
 Memory: the encoded chunk of each part that is kept. That is what is unsent or on its way on all
 streams to a destination, and a schedule bounds the parts that are open. Results, and parts that are
@@ -13,17 +14,21 @@ sent from where they lie, are read there again and take nothing.
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.engine.buffers import BufferPool
 from atoll.collectives.engine.receive import PIECE_BYTES
+from atoll.collectives.errors import AtollError
 from atoll.collectives.schedule.schedule import FrameKind, Idle, OutgoingFrame, Schedule
+from atoll.collectives.threads import worker
 
 Receipt = Callable[[], bool]  # whether the other side has the frame now; must not wait
 
@@ -38,53 +43,95 @@ USUAL_OF: Final = 8  # frames that the usual time is an average of
 POLL_S: Final = LATE_S_MIN / 2  # how often a stream that has nothing to send looks at the others
 
 
-@dataclass(slots=True, eq=False)
-class StripedChunk:
-    """Describe a chunk whose pieces several streams send.
+# kind, chunk, payload, offset
+SendFrame = Callable[[int, int, memoryview, int], Receipt | None]
 
-    ``buffer``: where it lies, if that is lent.
+
+class Outlet(Protocol):
+    """Describe the sending end of a stream to one participant."""
+
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
+        """Send one frame; this blocks.
+
+        ``offset``: where the payload begins in its chunk, if that is not whole. What is returned
+        tells whether the other side has got it; None if that cannot be known. Raises ConnectError
+        if the stream is broken or closed.
+        """
+
+
+class SendCalls(NamedTuple):
+    """Hold what the thread of a stream calls to ask, and to tell."""
+
+    next_send: Callable[[Stripe], Sending | None]
+    """(lane) Blocks until there is a frame to send; None ends the thread."""
+    load: Callable[[OutgoingFrame, U8], U8]
+    """(send, buffer) The payload, in ``buffer`` or elsewhere."""
+    loaded: Callable[[Stripe, Sending, U8, U8], bool]
+    """(lane, sending, payload, buffer) True: other streams need that buffer now, or later."""
+    ended: Callable[[Stripe, Sending, str, Receipt | None], None]
+    """(lane, sending, why, receipt) After each frame. With a reason it was the last one on its
+    stream; without a payload the destination is not to blame."""
+
+
+class Senders:
+    """Run the threads that send.
+
+    Only those that run hold on to whom they call: a reduction that is over would otherwise keep its
+    buffers until the next collection of cycles.
     """
 
-    buffer: U8 | None
-    left: int  # pieces that somebody reads, or may have to read again
-    undelivered: int  # pieces
+    def __init__(self, buffers: BufferPool[np.uint8]) -> None:
+        self._buffers = buffers
+        self._threads: list[threading.Thread] = []
+
+    def spawn(self, lane: Stripe, send: SendFrame, name: str, calls: SendCalls) -> None:
+        """Start the thread of a stream."""
+        self.run(lambda: self._send_all(lane, send, calls), name)
+
+    def run(self, work: Callable[[], None], name: str) -> None:
+        """Run any other work in a thread that ``join`` waits for."""
+        thread = worker(work, name)
+        self._threads.append(thread)
+        thread.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the threads, and return whether all have ended.
+
+        A thread may ask about the others.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        threads = [t for t in self._threads if t is not threading.current_thread()]
+        for thread in threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in threads)
+
+    def _send_all(self, lane: Stripe, send_frame: SendFrame, calls: SendCalls) -> None:
+        buffer = self._buffers.take()
+        while (sending := calls.next_send(lane)) is not None:
+            send = sending.send
+            try:
+                if sending.payload is None:
+                    payload = calls.load(send, buffer)
+                    if calls.loaded(lane, sending, payload, buffer):
+                        buffer = self._buffers.take()
+                assert sending.payload is not None
+                data = sending.payload.data
+                receipt = send_frame(send.kind, send.chunk, data, sending.offset)
+            except Exception as error:  # whatever it was: a thread that dies in silence is a hang
+                why = f"sending chunk {send.chunk}: {reason_of(error)}"
+                calls.ended(lane, sending, why, None)
+                return  # the buffer may be what another stream sends now
+            calls.ended(lane, sending, "", receipt)
+            if sending.copied and sending.loaded is None:
+                buffer = self._buffers.take()  # another stream may still send from this one
+        self._buffers.give(buffer)
 
 
-@dataclass(slots=True, eq=False)
-class Sending:
-    """Describe a frame that streams have taken. ``payload``: None before it is loaded."""
-
-    send: OutgoingFrame
-    payload: U8 | None = None
-    offset: int = 0  # bytes, of the payload in its chunk
-    loaded: StripedChunk | None = (
-        None  # None: one stream alone was there, and its buffer is used again
-    )
-    since_s: float = 0.0  # when a stream last took it
-    # Numbers of the streams that have it in hand, or sent and not forgotten; not the streams, whose
-    # cycle would keep buffers beyond the reduction.
-    carriers: set[int] = field(default_factory=set)
-    in_hand: int = 0  # streams that are reading it
-    copied: bool = False  # more than one stream took it
-    delivered: bool = False
+def reason_of(error: Exception) -> str:
+    return error.what if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
 
 
-class Sent(NamedTuple):
-    sending: Sending
-    receipt: Receipt
-    at_s: float
-
-
-@dataclass(slots=True, eq=False)
-class Stripe:
-    """Describe one of the streams to ``dest``."""
-
-    dest: int
-    number: int
-    now: Sending | None = None  # in hand
-    since_s: float = 0.0
-    sent: deque[Sent] = field(default_factory=deque)  # in this order, and not known to be delivered
-    moved_s: float = 0.0  # when one of them was last seen to be
+# ---------------------------------------------------------------- several streams
 
 
 class Stripes:
@@ -283,3 +330,52 @@ class Stripes:
             loaded.left -= 1
             if not loaded.left and loaded.buffer is not None:
                 self._buffers.give(loaded.buffer)
+
+
+@dataclass(slots=True, eq=False)
+class StripedChunk:
+    """Describe a chunk whose pieces several streams send.
+
+    ``buffer``: where it lies, if that is lent.
+    """
+
+    buffer: U8 | None
+    left: int  # pieces that somebody reads, or may have to read again
+    undelivered: int  # pieces
+
+
+@dataclass(slots=True, eq=False)
+class Sending:
+    """Describe a frame that streams have taken. ``payload``: None before it is loaded."""
+
+    send: OutgoingFrame
+    payload: U8 | None = None
+    offset: int = 0  # bytes, of the payload in its chunk
+    loaded: StripedChunk | None = (
+        None  # None: one stream alone was there, and its buffer is used again
+    )
+    since_s: float = 0.0  # when a stream last took it
+    # Numbers of the streams that have it in hand, or sent and not forgotten; not the streams, whose
+    # cycle would keep buffers beyond the reduction.
+    carriers: set[int] = field(default_factory=set)
+    in_hand: int = 0  # streams that are reading it
+    copied: bool = False  # more than one stream took it
+    delivered: bool = False
+
+
+class Sent(NamedTuple):
+    sending: Sending
+    receipt: Receipt
+    at_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Stripe:
+    """Describe one of the streams to ``dest``."""
+
+    dest: int
+    number: int
+    now: Sending | None = None  # in hand
+    since_s: float = 0.0
+    sent: deque[Sent] = field(default_factory=deque)  # in this order, and not known to be delivered
+    moved_s: float = 0.0  # when one of them was last seen to be
