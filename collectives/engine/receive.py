@@ -103,7 +103,7 @@ class ReceiveBuffers:
         """Reserve the place of a frame, and return where to receive it."""
         if length < self.size(frame):
             place = _Place(ReceivedChunk(self._piece_buffers.take(), False), length)
-        elif frame.kind == FrameKind.RESULT and not frame.lane:
+        elif frame.kind == FrameKind.RESULT and not frame.stripe:
             place = _Place(ReceivedChunk(self._result.view(frame.chunk), True), 0)
         else:
             place = _Place(ReceivedChunk(self._pool(frame).take(), False), 0)

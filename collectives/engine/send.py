@@ -19,14 +19,19 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from atoll.collectives.codecs import U8
+from atoll.collectives.engine.accumulate import Accumulator
 from atoll.collectives.engine.buffers import BufferPool
+from atoll.collectives.engine.control import Control, reason_of
+from atoll.collectives.engine.parts import Parts
 from atoll.collectives.engine.receive import PIECE_BYTES
-from atoll.collectives.errors import AtollError
+from atoll.collectives.engine.result import RoundResult
+from atoll.collectives.schedule.plan import ReducePlan
 from atoll.collectives.schedule.schedule import FrameKind, Idle, OutgoingFrame, Schedule
 from atoll.collectives.threads import worker
 
@@ -43,10 +48,6 @@ USUAL_OF: Final = 8  # frames that the usual time is an average of
 POLL_S: Final = LATE_S_MIN / 2  # how often a stream that has nothing to send looks at the others
 
 
-# kind, chunk, payload, offset
-SendFrame = Callable[[int, int, memoryview, int], Receipt | None]
-
-
 class Outlet(Protocol):
     """Describe the sending end of a stream to one participant."""
 
@@ -59,38 +60,45 @@ class Outlet(Protocol):
         """
 
 
-class SendCalls(NamedTuple):
-    """Hold what the thread of a stream calls to ask, and to tell."""
-
-    next_send: Callable[[Stripe], Sending | None]
-    """(lane) Blocks until there is a frame to send; None ends the thread."""
-    load: Callable[[OutgoingFrame, U8], U8]
-    """(send, buffer) The payload, in ``buffer`` or elsewhere."""
-    loaded: Callable[[Stripe, Sending, U8, U8], bool]
-    """(lane, sending, payload, buffer) True: other streams need that buffer now, or later."""
-    ended: Callable[[Stripe, Sending, str, Receipt | None], None]
-    """(lane, sending, why, receipt) After each frame. With a reason it was the last one on its
-    stream; without a payload the destination is not to blame."""
-
-
 class Senders:
-    """Run the threads that send.
+    """Run a thread per stream, from its first frame to its last.
 
-    Only those that run hold on to whom they call: a reduction that is over would otherwise keep its
-    buffers until the next collection of cycles.
+    A thread asks the schedule for the next frame to its destination, and encodes the chunk only
+    then, into one reused buffer; the back-pressure of its stream paces it.
     """
 
-    def __init__(self, buffers: BufferPool[np.uint8]) -> None:
-        self._buffers = buffers
+    def __init__(
+        self,
+        plan: ReducePlan,
+        me: int,
+        schedule: Schedule,
+        parts: Parts,
+        accumulator: Accumulator,
+        result: RoundResult,
+        control: Control,
+    ) -> None:
+        self._plan, self._me, self._schedule, self._parts = plan, me, schedule, parts
+        self._accumulator, self._result, self._control = accumulator, result, control
+        self._buffers = parts.encoded
+        self._stripes = Stripes(schedule, parts.encoded)
         self._threads: list[threading.Thread] = []
+        self._paced: set[int] = set()  # destinations that wait for a contribution to another
+        self._own_sent: list[int] = []  # chunks whose own part has just been sent
+        self.reading = 0  # results that are being sent
 
-    def spawn(self, lane: Stripe, send: SendFrame, name: str, calls: SendCalls) -> None:
-        """Start the thread of a stream."""
-        self.run(lambda: self._send_all(lane, send, calls), name)
+    def open(self, outlets: Mapping[int, Outlet], to_come: Mapping[int, int]) -> None:
+        """Start a thread per outlet. The caller holds the lock.
+
+        ``to_come``: how many streams are about to be opened to each destination.
+        """
+        self._stripes.expect(to_come)
+        for dest, outlet in outlets.items():
+            stripe, turn = self._stripes.opened(dest), self._control.turn(dest)
+            self.run(partial(self._send_all, stripe, turn, outlet), f"to-{self._plan.name(dest)}")
 
     def run(self, work: Callable[[], None], name: str) -> None:
-        """Run any other work in a thread that ``join`` waits for."""
-        thread = worker(work, name)
+        """Run some work in a thread that ``join`` waits for."""
+        thread = worker(work, f"reduce-{self._plan.name(self._me)}-{name}")
         self._threads.append(thread)
         thread.start()
 
@@ -105,30 +113,94 @@ class Senders:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
-    def _send_all(self, lane: Stripe, send_frame: SendFrame, calls: SendCalls) -> None:
+    def _send_all(self, stripe: Stripe, turn: threading.Condition, outlet: Outlet) -> None:
         buffer = self._buffers.take()
-        while (sending := calls.next_send(lane)) is not None:
+        while (sending := self._next(stripe, turn)) is not None:
             send = sending.send
             try:
                 if sending.payload is None:
-                    payload = calls.load(send, buffer)
-                    if calls.loaded(lane, sending, payload, buffer):
+                    payload = self._load(send, buffer)
+                    if self._loaded(stripe, sending, payload, buffer):
                         buffer = self._buffers.take()
                 assert sending.payload is not None
                 data = sending.payload.data
-                receipt = send_frame(send.kind, send.chunk, data, sending.offset)
+                receipt = outlet.send(send.kind, send.chunk, data, sending.offset)
             except Exception as error:  # whatever it was: a thread that dies in silence is a hang
                 why = f"sending chunk {send.chunk}: {reason_of(error)}"
-                calls.ended(lane, sending, why, None)
+                self._ended(stripe, sending, why, None)
                 return  # the buffer may be what another stream sends now
-            calls.ended(lane, sending, "", receipt)
+            self._ended(stripe, sending, "", receipt)
             if sending.copied and sending.loaded is None:
                 buffer = self._buffers.take()  # another stream may still send from this one
         self._buffers.give(buffer)
 
+    def _next(self, stripe: Stripe, turn: threading.Condition) -> Sending | None:
+        """Block until there is a frame to send; return None when there will be none."""
+        dest, control = stripe.dest, self._control
+        with turn:
+            while not control.aborted:
+                found = self._stripes.take(stripe, time.monotonic())
+                if isinstance(found, Sending):
+                    self.reading += found.send.kind is FrameKind.RESULT
+                    for other in self._paced if found.send.kind is FrameKind.CONTRIB else ():
+                        control.turn(other).notify()
+                    return found
+                if found is Idle.DONE and self._stripes.is_over(dest, time.monotonic()):
+                    return None
+                if found is Idle.PACED:
+                    self._paced.add(dest)
+                turn.wait(POLL_S if self._stripes.several(dest) else None)
+                self._paced.discard(dest)
+        return None
 
-def reason_of(error: Exception) -> str:
-    return error.what if isinstance(error, AtollError) else f"{type(error).__name__}: {error}"
+    def _load(self, send: OutgoingFrame, buffer: U8) -> U8:
+        """Return the payload, in ``buffer`` or elsewhere."""
+        if send.kind is FrameKind.RESULT:
+            return self._result.view(send.chunk)
+        if send.kind is FrameKind.GRAM:
+            told = self._parts.to_tell()
+            assert told is not None  # the schedule hands it out only then
+            return told
+        payload = self._parts.part(send.chunk, buffer, own=send.added_here)
+        if send.added_here:
+            copy = self._parts.copied(payload, buffer)
+            with self._control.changed:
+                if copy is not None:
+                    self._accumulator.waiting[self._me, send.chunk] = copy
+                self._schedule.arrived(self._me, send.chunk)
+                self._own_sent.append(send.chunk)
+        return payload
+
+    def _loaded(self, stripe: Stripe, sending: Sending, payload: U8, buffer: U8) -> bool:
+        """Share a payload among several streams; return whether they keep the buffer for now."""
+        with self._control.changed:
+            if self._stripes.several(stripe.dest):
+                self._control.turn(stripe.dest).notify_all()
+            return self._stripes.loaded(stripe.dest, sending, payload, buffer)
+
+    def _ended(self, stripe: Stripe, sending: Sending, why: str, receipt: Receipt | None) -> None:
+        """Note that a frame is sent or, with a reason, that it was the last one on its stream.
+
+        Without a payload the destination is not to blame for that.
+        """
+        payload, broke, dest, now_s = sending.payload, bool(why), stripe.dest, time.monotonic()
+        with self._control.changed:
+            self.reading -= sending.send.kind is FrameKind.RESULT
+            if payload is not None and not why:
+                self._control.progress_bytes += payload.nbytes
+                self._stripes.note_sent(stripe, sending, now_s, receipt)
+            elif payload is not None and self._stripes.broke(stripe, sending):
+                why = ""  # another stream sends it
+            elif not self._control.aborted:
+                self._schedule.broken(dest)
+                self._control.wake()
+            if broke or self._stripes.is_over(dest, now_s):  # to be sent again, or the end
+                self._control.turn(dest).notify_all()
+            own, self._own_sent = self._own_sent, []
+        for chunk in own:  # now, because it would have kept the send waiting
+            self._accumulator.fold(chunk)
+        if why:
+            self._control.fail(self._me if payload is None else dest, why)
 
 
 # ---------------------------------------------------------------- several streams
@@ -160,21 +232,21 @@ class Stripes:
         self._to_come.update(counts)
 
     def opened(self, dest: int) -> Stripe:
-        lane = Stripe(dest, next(self._numbers))
-        self._open[dest].append(lane)
+        stripe = Stripe(dest, next(self._numbers))
+        self._open[dest].append(stripe)
         self._to_come[dest] = max(0, self._to_come[dest] - 1)
-        return lane
+        return stripe
 
     def several(self, dest: int) -> bool:
         return len(self._open[dest]) + self._to_come[dest] > 1
 
-    def take(self, lane: Stripe, now_s: float) -> Sending | Idle:
+    def take(self, stripe: Stripe, now_s: float) -> Sending | Idle:
         """Return what this stream sends next, or why there is nothing now.
 
         It is a piece that no stream has taken, or what one that broke has not delivered; a chunk;
         or what stands still on another.
         """
-        dest = lane.dest
+        dest = stripe.dest
         found: Sending | Idle
         if self._ready[dest]:
             found = self._ready[dest].popleft()
@@ -184,12 +256,12 @@ class Stripes:
             found = (
                 Sending(send)
                 if isinstance(send, OutgoingFrame)
-                else self._late(lane, now_s) or send
+                else self._late(stripe, now_s) or send
             )
         if isinstance(found, Sending):
-            lane.now, lane.since_s, found.since_s = found, now_s, now_s
+            stripe.now, stripe.since_s, found.since_s = found, now_s, now_s
             found.copied |= bool(found.carriers)
-            found.carriers.add(lane.number)
+            found.carriers.add(stripe.number)
             found.in_hand += 1
         return found
 
@@ -197,7 +269,7 @@ class Stripes:
         return self._schedule.next_send(dest, self._unsure[dest])
 
     def _is_loading(self, dest: int) -> bool:
-        loading = any(lane.now and lane.now.payload is None for lane in self._open[dest])
+        loading = any(stripe.now and stripe.now.payload is None for stripe in self._open[dest])
         return loading and self.several(dest)
 
     def loaded(self, dest: int, sending: Sending, payload: U8, buffer: U8) -> bool:
@@ -221,41 +293,43 @@ class Stripes:
 
     def is_over(self, dest: int, now_s: float) -> bool:
         """Return whether all that was taken is delivered, as far as one can know."""
-        lanes = self._open[dest]
-        if self._ready[dest] or any(lane.now and not lane.now.copied for lane in lanes):
+        stripes = self._open[dest]
+        if self._ready[dest] or any(stripe.now and not stripe.now.copied for stripe in stripes):
             return False  # mostly: without a question to every stream
-        for lane in lanes:
-            self._note_delivered(lane, now_s)
-        under_way = [lane.now for lane in lanes if lane.now]
-        under_way += [entry.sending for lane in lanes for entry in lane.sent]
+        for stripe in stripes:
+            self._note_delivered(stripe, now_s)
+        under_way = [stripe.now for stripe in stripes if stripe.now]
+        under_way += [entry.sending for stripe in stripes for entry in stripe.sent]
         return all(sending.delivered for sending in under_way)
 
-    def ended(self, lane: Stripe, sending: Sending, now_s: float, receipt: Receipt | None) -> None:
+    def note_sent(
+        self, stripe: Stripe, sending: Sending, now_s: float, receipt: Receipt | None
+    ) -> None:
         """Note that a frame is sent. Without a receipt nobody will know more."""
-        lane.now = None
+        stripe.now = None
         self._put_down(sending)
-        took_s = now_s - lane.since_s
+        took_s = now_s - stripe.since_s
         self._usual_s += (took_s - self._usual_s) / USUAL_OF if self._usual_s else took_s
-        if receipt is None or sending.loaded is None or not self.several(lane.dest):
-            self._forget(lane, sending)
+        if receipt is None or sending.loaded is None or not self.several(stripe.dest):
+            self._forget(stripe, sending)
             return
-        lane.sent.append(Sent(sending, receipt, now_s))
-        self._note_delivered(lane, now_s)
+        stripe.sent.append(Sent(sending, receipt, now_s))
+        self._note_delivered(stripe, now_s)
 
-    def broke(self, lane: Stripe, sending: Sending) -> bool:
+    def broke(self, stripe: Stripe, sending: Sending) -> bool:
         """Note that a stream broke with this frame, and return whether there are others.
 
         They will send what it has not delivered, which nobody may change.
         """
-        dest = lane.dest
+        dest = stripe.dest
         others = self._open[dest]
-        others.remove(lane)
-        lane.now = None
+        others.remove(stripe)
+        stripe.now = None
         self._put_down(sending)
-        lost = [*(entry.sending for entry in lane.sent), sending]
-        lane.sent.clear()
+        lost = [*(entry.sending for entry in stripe.sent), sending]
+        stripe.sent.clear()
         for one in lost:
-            one.carriers.discard(lane.number)
+            one.carriers.discard(stripe.number)
         lost = [one for one in lost if not one.delivered and not one.carriers]
         if others:
             self._ready[dest].extendleft(reversed(lost))
@@ -265,55 +339,55 @@ class Stripes:
                     self._forget(last, last.sent.popleft().sending)
         return bool(others)
 
-    def _late(self, lane: Stripe, now_s: float) -> Sending | None:
+    def _late(self, stripe: Stripe, now_s: float) -> Sending | None:
         """Return what another stream has had for too long, if this one gets rid of its own frames.
 
         Else None.
         """
-        if len(self._open[lane.dest]) == 1:
+        if len(self._open[stripe.dest]) == 1:
             return None
         limit_s = max(LATE_S_MIN, LATE_FACTOR * self._usual_s)
-        delivery_limit_s = limit_s + self._delivery_s.get(lane.dest, DELIVERY_S)
-        if self._stands_still(lane, now_s, delivery_limit_s):
+        delivery_limit_s = limit_s + self._delivery_s.get(stripe.dest, DELIVERY_S)
+        if self._stands_still(stripe, now_s, delivery_limit_s):
             return None
-        for other in self._open[lane.dest]:
+        for other in self._open[stripe.dest]:
             held = [other.now] if other.now and now_s - other.now.since_s > limit_s else []
             if self._stands_still(other, now_s, delivery_limit_s):
                 late = (entry.sending for entry in other.sent)
                 held += [one for one in late if now_s - one.since_s > delivery_limit_s]
             for one in held:
-                is_mine = lane.number in one.carriers
+                is_mine = stripe.number in one.carriers
                 if one.payload is not None and not one.delivered and not is_mine:
                     return one
         return None
 
-    def _stands_still(self, lane: Stripe, now_s: float, limit_s: float) -> bool:
-        if not lane.sent or now_s - lane.sent[0].at_s <= limit_s:
+    def _stands_still(self, stripe: Stripe, now_s: float, limit_s: float) -> bool:
+        if not stripe.sent or now_s - stripe.sent[0].at_s <= limit_s:
             return False
-        self._note_delivered(lane, now_s)
-        return bool(lane.sent) and now_s - lane.moved_s > limit_s
+        self._note_delivered(stripe, now_s)
+        return bool(stripe.sent) and now_s - stripe.moved_s > limit_s
 
-    def _note_delivered(self, lane: Stripe, now_s: float) -> None:
-        while lane.sent:
-            sending, receipt, at_s = lane.sent[0]
+    def _note_delivered(self, stripe: Stripe, now_s: float) -> None:
+        while stripe.sent:
+            sending, receipt, at_s = stripe.sent[0]
             if not sending.delivered:
                 if not receipt():
                     return
-                lane.moved_s = now_s
-                usual_s = self._delivery_s.get(lane.dest, now_s - at_s)
-                self._delivery_s[lane.dest] = min(usual_s, now_s - at_s)
-            lane.sent.popleft()
-            self._forget(lane, sending)
+                stripe.moved_s = now_s
+                usual_s = self._delivery_s.get(stripe.dest, now_s - at_s)
+                self._delivery_s[stripe.dest] = min(usual_s, now_s - at_s)
+            stripe.sent.popleft()
+            self._forget(stripe, sending)
 
-    def _forget(self, lane: Stripe, sending: Sending) -> None:
+    def _forget(self, stripe: Stripe, sending: Sending) -> None:
         """Note that a frame is delivered, as far as one can know."""
-        sending.carriers.discard(lane.number)
+        sending.carriers.discard(stripe.number)
         if not sending.delivered:
             sending.delivered = True
             if sending.loaded is not None:
                 sending.loaded.undelivered -= 1
                 if not sending.loaded.undelivered:
-                    self._unsure[lane.dest].discard(sending.send.chunk)
+                    self._unsure[stripe.dest].discard(sending.send.chunk)
             self._release(sending)
 
     def _put_down(self, sending: Sending) -> None:

@@ -21,7 +21,7 @@ LINK_SHARE: Final = 0.99
 # So many times its equal part each of several streams between two peers may take: a stream that has
 # just lost a packet leaves that much to the others. With less, the pair does not get its share;
 # without a limit, sixteen streams fill the queues and lose more (docs/log.md).
-LANE_SLACK: Final = 1.5
+STRIPE_SLACK: Final = 1.5
 # One round of so many goes without paces. A stream that keeps to its pace never shows that the link
 # has more than was measured; one that does not shows it at once. It costs a tenth of that round.
 OPEN_EVERY: Final = 16
@@ -57,9 +57,9 @@ def is_open(number: int) -> bool:
     return number % OPEN_EVERY == 0
 
 
-def lane_pace(bytes_per_s: float, lanes: int) -> float:
-    """Return how fast each of ``lanes`` streams may send, that have ``bytes_per_s`` together."""
-    return bytes_per_s if lanes == 1 else LANE_SLACK * bytes_per_s / lanes
+def stripe_pace(bytes_per_s: float, stripes: int) -> float:
+    """Return how fast each of ``stripes`` streams may send, that have ``bytes_per_s`` together."""
+    return bytes_per_s if stripes == 1 else STRIPE_SLACK * bytes_per_s / stripes
 
 
 def paces(network: Network, carried: F64, share: float = LINK_SHARE) -> F64:

@@ -126,14 +126,14 @@ class OutgoingFrame(NamedTuple):
 class Frame(NamedTuple):
     """Name a frame that arrives, or a piece of one.
 
-    ``lane``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``: where
-    the piece begins in its chunk, in bytes.
+    ``stripe``: which of several streams from ``src`` brings it; 0 is the only one. ``offset``:
+    where the piece begins in its chunk, in bytes.
     """
 
     src: int
     kind: int
     chunk: int
-    lane: int = 0
+    stripe: int = 0
     offset: int = 0
 
 

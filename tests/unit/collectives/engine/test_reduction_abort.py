@@ -156,7 +156,7 @@ def test_abort_and_join_inside_a_callback(make_group: MakeGroup) -> None:
         joined.append(group.reductions[0].join(WAIT_S))
         finished.set()
 
-    group.reductions[0]._on_done = on_done
+    group.reductions[0]._control.on_done = on_done
     group.start()
     assert finished.wait(WAIT_S)
     assert joined == [True]

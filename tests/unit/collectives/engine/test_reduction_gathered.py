@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.lanes import start_lanes
 from harness.roundtrip import decoded, encoded
+from harness.stripes import start_stripes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -119,7 +119,7 @@ def test_several_streams_share_the_pieces_of_large_results(
     for module in (receive, send):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = group_of(make_group, [1.0] * 5, total=256 * 20)
-    start_lanes(group, 2)
+    start_stripes(group, 2)
     group.wait_done()
     check(group)
 
@@ -256,8 +256,8 @@ def test_of_an_exact_codec_the_aggregate_is_the_mean_bit_for_bit(make_group: Mak
     mean = make_group(get_codec("float32"), weights=weights)
     mean.start()
     mean.wait_done()
-    assert isinstance(mean.reductions[0]._sums, MeanParts)
-    assert not isinstance(group.reductions[0]._sums, MeanParts)
+    assert isinstance(mean.reductions[0]._parts, MeanParts)
+    assert not isinstance(group.reductions[0]._parts, MeanParts)
     assert group.results[0].tobytes() == mean.results[0].tobytes()
 
 

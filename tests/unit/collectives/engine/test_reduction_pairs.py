@@ -137,7 +137,7 @@ def test_memory_stays_within_the_formula(make_pair: MakePair) -> None:
 def test_a_part_that_lies_somewhere_is_neither_copied_nor_asked_for(make_pair: MakePair) -> None:
     group = make_pair(FLOAT32, [1.0, 2.0])
     for me, reduction in enumerate(group.reductions):
-        reduction._sums._own = lambda chunk, me=me: group.vectors[me][
+        reduction._parts._own = lambda chunk, me=me: group.vectors[me][
             slice(*group.grid.bounds(chunk))
         ]
     group.start("sockets")
@@ -145,7 +145,7 @@ def test_a_part_that_lies_somewhere_is_neither_copied_nor_asked_for(make_pair: M
     group.check_results()
     assert group.sources_called == [[0] * CHUNKS] * 2
     alone = make_pair(FLOAT32, [1.0, 2.0], total=2 * 256).reductions[0]
-    alone._sums._own = lambda chunk: np.ones(256, np.float32)
+    alone._parts._own = lambda chunk: np.ones(256, np.float32)
     alone.start({1: Sink()})
     assert alone.join(WAIT_S), "two chunks may leave at once"
     assert alone.buffer_bytes == 4 * 256, "only the sender's, which it does not use"
@@ -253,7 +253,7 @@ def test_a_source_that_raises_is_reported(make_pair: MakePair) -> None:
     def broken(chunk: int, out: F32) -> None:
         raise ValueError("region is gone")
 
-    group.reductions[1]._sums._source = broken
+    group.reductions[1]._parts._source = broken
     group.start()
     assert group.any_failed.wait(WAIT_S)
     assert group.reductions[1].join(WAIT_S)

@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from harness.lanes import WAIT_S, start_lanes, until
 from harness.roundtrip import decoded, encoded
+from harness.stripes import WAIT_S, start_stripes, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -164,7 +164,7 @@ def test_several_streams_bring_what_owners_tell_each_other_in_pieces(
     for module in (receive, send):
         monkeypatch.setattr(module, "PIECE_BYTES", 64)
     group = make_group(get_codec("int8"), weights=[1.0] * 5, total=256 * 20, rule="krum(f=1)")
-    start_lanes(group, 2)
+    start_stripes(group, 2)
     group.wait_done()
     check(group)
 
@@ -188,7 +188,7 @@ def test_in_an_audited_round_no_owner_s_word_names_another_peer(make_group: Make
     vectors[3] *= np.float32(1e9)
     group = make_group(get_codec("float32"), weights=[1.0] * 5, vectors=vectors, rule="krum(f=1)")
     for reduction in group.reductions:
-        reduction._sums.keep = lambda *part: None
+        reduction._parts.keep = lambda *part: None
     run(group)
     for me, reduction in enumerate(group.reductions):
         products = reduction.inner_products

@@ -18,7 +18,7 @@ PAYLOAD = np.zeros(4, np.uint8)
 
 
 class Given:
-    """A schedule that hands out chunks 0, 1, 2 ... to everyone; the lanes ask it nothing else."""
+    """A schedule that hands out chunks 0, 1, 2 ... to everyone; the stripes ask it nothing else."""
 
     def __init__(self, count: int) -> None:
         self.left = [OutgoingFrame(FrameKind.CONTRIB, chunk) for chunk in range(count)]
@@ -30,20 +30,20 @@ class Given:
 class Wire:
     """A stream and what its receipts say: the first ``arrived`` frames have."""
 
-    def __init__(self, lanes: Stripes) -> None:
-        self.lanes, self.lane = lanes, lanes.opened(DEST)
+    def __init__(self, stripes: Stripes) -> None:
+        self.stripes, self.stripe = stripes, stripes.opened(DEST)
         self.sent = self.arrived = 0
 
     def take(self, now_s: float) -> Sending:
         """What it sends next, loaded."""
-        found = self.lanes.take(self.lane, now_s)
+        found = self.stripes.take(self.stripe, now_s)
         assert isinstance(found, Sending)
         if found.payload is None:
-            self.lanes.loaded(DEST, found, PAYLOAD, np.empty(4, np.uint8))
+            self.stripes.loaded(DEST, found, PAYLOAD, np.empty(4, np.uint8))
         return found
 
     def is_idle(self, now_s: float) -> bool:
-        return self.lanes.take(self.lane, now_s) is Idle.DONE
+        return self.stripes.take(self.stripe, now_s) is Idle.DONE
 
     def receipt(self) -> Receipt:
         self.sent += 1
@@ -52,33 +52,33 @@ class Wire:
 
     def send(self, now_s: float) -> Sending:
         found = self.take(now_s)
-        self.lanes.ended(self.lane, found, now_s, self.receipt())
+        self.stripes.note_sent(self.stripe, found, now_s, self.receipt())
         return found
 
 
-def lanes_of(count: int, chunks: int, chunk_bytes: int = 4) -> tuple[Stripes, Any, list[Wire]]:
+def stripes_of(count: int, chunks: int, chunk_bytes: int = 4) -> tuple[Stripes, Any, list[Wire]]:
     buffers = BufferPool(chunk_bytes, np.uint8)
-    lanes = Stripes(Given(chunks), buffers)  # type: ignore[arg-type]  # what it asks is there
-    return lanes, buffers, [Wire(lanes) for _ in range(count)]
+    stripes = Stripes(Given(chunks), buffers)  # type: ignore[arg-type]  # what it asks is there
+    return stripes, buffers, [Wire(stripes) for _ in range(count)]
 
 
 # ---------------------------------------------------------------- in hand
 
 
 def test_what_stands_still_is_copied_once_and_by_who_is_idle() -> None:
-    lanes, buffers, (a, b) = lanes_of(2, 2)
+    stripes, buffers, (a, b) = stripes_of(2, 2)
     quick = a.take(0.0)
-    lanes.ended(a.lane, quick, 0.1, None)
-    stuck = lanes.take(a.lane, 1.0)
+    stripes.note_sent(a.stripe, quick, 0.1, None)
+    stuck = stripes.take(a.stripe, 1.0)
     assert isinstance(stuck, Sending)
-    assert lanes.take(b.lane, 9.0) is Idle.WAIT  # it is not loaded yet
-    lanes.loaded(DEST, stuck, PAYLOAD, buffers.take())
+    assert stripes.take(b.stripe, 9.0) is Idle.WAIT  # it is not loaded yet
+    stripes.loaded(DEST, stuck, PAYLOAD, buffers.take())
     assert b.is_idle(1.39)
     assert b.take(1.41) is stuck
-    assert not lanes.is_over(DEST, 1.5)
-    lanes.ended(b.lane, stuck, 1.5, None)
-    assert lanes.is_over(DEST, 1.5)
-    assert lanes.broke(a.lane, stuck)
+    assert not stripes.is_over(DEST, 1.5)
+    stripes.note_sent(b.stripe, stuck, 1.5, None)
+    assert stripes.is_over(DEST, 1.5)
+    assert stripes.broke(a.stripe, stuck)
     assert b.is_idle(9.0)  # the copy has brought it
 
 
@@ -86,100 +86,100 @@ def test_the_buffer_of_a_chunk_is_free_when_all_is_delivered_and_nobody_reads_it
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(send, "PIECE_BYTES", 4)
-    lanes, buffers, (a, b, c) = lanes_of(3, 1, 8)
-    first = lanes.take(a.lane, 0.0)
+    stripes, buffers, (a, b, c) = stripes_of(3, 1, 8)
+    first = stripes.take(a.stripe, 0.0)
     assert isinstance(first, Sending)
-    assert lanes.take(b.lane, 0.0) is Idle.WAIT
+    assert stripes.take(b.stripe, 0.0) is Idle.WAIT
     chunk = buffers.take()
-    assert lanes.loaded(DEST, first, chunk, chunk)
+    assert stripes.loaded(DEST, first, chunk, chunk)
     second = b.take(0.0)
     assert second.offset == 4
     assert c.is_idle(0.0)
     assert [c.send(9.0), c.send(9.0)] == [first, second]
-    lanes.ended(b.lane, second, 9.1, b.receipt())
+    stripes.note_sent(b.stripe, second, 9.1, b.receipt())
     c.arrived = 2
-    assert lanes.is_over(DEST, 9.2)
+    assert stripes.is_over(DEST, 9.2)
     assert buffers.take() is not chunk  # the first stream still reads from it
-    assert lanes.broke(a.lane, first)
+    assert stripes.broke(a.stripe, first)
     assert b.is_idle(9.3)  # it was brought: nobody sends it again
     assert buffers.take() is chunk
 
 
 def test_a_part_that_is_read_where_it_lies_takes_no_buffer() -> None:
-    lanes, buffers, (a, _) = lanes_of(2, 1)
-    sending = lanes.take(a.lane, 0.0)
+    stripes, buffers, (a, _) = stripes_of(2, 1)
+    sending = stripes.take(a.stripe, 0.0)
     assert isinstance(sending, Sending)
-    assert not lanes.loaded(DEST, sending, PAYLOAD, buffers.take())
+    assert not stripes.loaded(DEST, sending, PAYLOAD, buffers.take())
 
 
 # ---------------------------------------------------------------- sent, and perhaps lost
 
 
 def test_what_a_broken_one_has_not_delivered_goes_first_and_once() -> None:
-    lanes, _, (a, b, c) = lanes_of(3, 9)
+    stripes, _, (a, b, c) = stripes_of(3, 9)
     frames = [a.send(0.0) for _ in range(3)]
     a.arrived = 1
     frames.append(a.send(0.1))
     in_hand = a.take(0.2)
-    assert lanes.broke(a.lane, in_hand)
+    assert stripes.broke(a.stripe, in_hand)
     again = [b.send(0.3), c.send(0.3), c.send(0.3)]
     assert again == frames[1:]
-    assert lanes.broke(b.lane, b.take(0.4))
+    assert stripes.broke(b.stripe, b.take(0.4))
     assert [c.take(0.5), c.take(0.5)] == [frames[1], in_hand]  # b had one from a, and took one
 
 
 def test_what_another_stream_has_as_well_is_not_sent_a_third_time() -> None:
-    lanes, _, (a, b, c) = lanes_of(3, 2)
+    stripes, _, (a, b, c) = stripes_of(3, 2)
     stuck = a.take(0.0)
     b.send(0.0)
     b.arrived = 1
     assert b.take(1.0) is stuck
-    lanes.ended(b.lane, stuck, 1.0, b.receipt())
-    assert lanes.broke(a.lane, stuck)
+    stripes.note_sent(b.stripe, stuck, 1.0, b.receipt())
+    assert stripes.broke(a.stripe, stuck)
     assert c.is_idle(1.1)
     b.arrived = 2
-    assert lanes.is_over(DEST, 1.2)
+    assert stripes.is_over(DEST, 1.2)
 
 
 def test_without_a_receipt_a_frame_that_is_sent_is_forgotten() -> None:
-    lanes, _, (a, b) = lanes_of(2, 2)
-    lanes.ended(a.lane, a.take(0.0), 0.1, None)
-    assert lanes.is_over(DEST, 0.1)
+    stripes, _, (a, b) = stripes_of(2, 2)
+    stripes.note_sent(a.stripe, a.take(0.0), 0.1, None)
+    assert stripes.is_over(DEST, 0.1)
     in_hand = a.take(0.2)
-    assert lanes.broke(a.lane, in_hand)
+    assert stripes.broke(a.stripe, in_hand)
     assert b.take(0.3) is in_hand
     assert b.is_idle(9.0)
 
 
 def test_one_alone_keeps_nothing_unless_others_are_to_come() -> None:
     for expected, over in ((1, True), (2, False)):
-        lanes = Stripes(Given(1), BufferPool(4, np.uint8))  # type: ignore[arg-type]
-        lanes.expect({DEST: expected})
-        Wire(lanes).send(0.0)
-        assert lanes.is_over(DEST, 0.0) is over
+        stripes = Stripes(Given(1), BufferPool(4, np.uint8))  # type: ignore[arg-type]
+        stripes.expect({DEST: expected})
+        Wire(stripes).send(0.0)
+        assert stripes.is_over(DEST, 0.0) is over
 
 
 def test_the_last_one_waits_for_no_receipt() -> None:
-    lanes, _, (a, b) = lanes_of(2, 2)
+    stripes, _, (a, b) = stripes_of(2, 2)
     b.send(0.0)
-    assert not lanes.is_over(DEST, 0.0)
+    assert not stripes.is_over(DEST, 0.0)
     in_hand = a.take(0.0)
-    assert lanes.broke(a.lane, in_hand)
+    assert stripes.broke(a.stripe, in_hand)
     assert b.send(0.1) is in_hand
-    assert lanes.is_over(DEST, 0.1)
+    assert stripes.is_over(DEST, 0.1)
 
 
 @pytest.fixture
 def lost() -> tuple[Stripes, list[Wire], list[Sending]]:
     """Of three streams, one that has sent three frames and delivered one; frames take 0.1 s."""
-    lanes, _, wires = lanes_of(3, 5)
+    stripes, _, wires = stripes_of(3, 5)
     frames = [wires[0].send(0.0) for _ in range(3)]
     for wire in wires[1:]:
         wire.send(0.0)
     for wire in wires:
         wire.arrived = 1
-    assert not lanes.is_over(DEST, 0.1)
-    return lanes, wires, frames
+    assert not stripes.is_over(DEST, 0.1)
+    return stripes, wires, frames
 
 
 LATE_S = 0.1 + 0.1 + LATE_S_MIN  # when something was delivered last, and the limit
@@ -188,15 +188,15 @@ LATE_S = 0.1 + 0.1 + LATE_S_MIN  # when something was delivered last, and the li
 def test_what_one_has_lost_another_sends_when_nothing_was_delivered_for_long(
     lost: tuple[Stripes, list[Wire], list[Sending]],
 ) -> None:
-    lanes, (a, b, c), frames = lost
+    stripes, (a, b, c), frames = lost
     assert b.is_idle(LATE_S - 0.01)
     assert b.send(LATE_S + 0.01) is frames[1]
     assert c.send(LATE_S + 0.01) is frames[2]
     assert a.is_idle(LATE_S + 0.02)  # it has them already
     b.arrived = c.arrived = 2
-    assert lanes.is_over(DEST, LATE_S + 0.1)
+    assert stripes.is_over(DEST, LATE_S + 0.1)
     in_hand = Sending(OutgoingFrame(FrameKind.CONTRIB, 9), PAYLOAD, in_hand=1)
-    assert lanes.broke(a.lane, in_hand)
+    assert stripes.broke(a.stripe, in_hand)
     assert b.send(LATE_S + 0.2) is in_hand
     assert b.is_idle(9.0)
 
@@ -224,20 +224,20 @@ def test_one_that_stands_still_itself_takes_no_copies(
 
 
 def test_before_anything_was_delivered_the_way_may_be_long() -> None:
-    _, _, (a, b) = lanes_of(2, 1)
+    _, _, (a, b) = stripes_of(2, 1)
     frame = a.send(0.0)
     assert b.is_idle(DELIVERY_S + LATE_S_MIN)
     assert b.send(DELIVERY_S + LATE_S_MIN + 0.01) is frame
 
 
 def test_how_long_it_is_the_quickest_delivery_tells() -> None:
-    lanes, _, (a, b) = lanes_of(2, 3)
+    stripes, _, (a, b) = stripes_of(2, 3)
     b.send(0.0)
     b.arrived = 1
-    assert lanes.is_over(DEST, 0.4)
+    assert stripes.is_over(DEST, 0.4)
     b.send(1.0)
     b.arrived = 2
-    assert lanes.is_over(DEST, 9.0)
+    assert stripes.is_over(DEST, 9.0)
     frame = a.send(9.0)
     assert b.is_idle(9.0 + 0.4 + LATE_S_MIN - 0.01)
     assert b.send(9.0 + 0.4 + LATE_S_MIN + 0.01) is frame

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.network_model import measured, uniform
 from atoll.collectives.planning.pacing import (
-    LANE_SLACK,
     LINK_SHARE,
     OPEN_EVERY,
+    STRIPE_SLACK,
     carried_bytes,
     is_open,
-    lane_pace,
     paces,
+    stripe_pace,
 )
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree
 
@@ -86,9 +86,9 @@ def test_what_does_not_fit_together_is_refused() -> None:
 
 
 def test_several_streams_get_more_than_their_parts_but_not_much() -> None:
-    assert lane_pace(8e6, 1) == 8e6
-    assert lane_pace(8e6, 4) == LANE_SLACK * 2e6
-    assert lane_pace(0.0, 16) == 0.0  # unlimited stays so
+    assert stripe_pace(8e6, 1) == 8e6
+    assert stripe_pace(8e6, 4) == STRIPE_SLACK * 2e6
+    assert stripe_pace(0.0, 16) == 0.0  # unlimited stays so
 
 
 def test_some_rounds_go_without_paces() -> None:

@@ -10,7 +10,7 @@ from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.schedule.schedule import Frame
 
-__all__ = ["WAIT_S", "Lane", "start_lanes", "until"]
+__all__ = ["WAIT_S", "Stream", "start_stripes", "until"]
 
 WAIT_S = 30.0  # how long a test waits for what must happen; never reached when all is well
 
@@ -22,7 +22,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(1e-3)
 
 
-class Lane:
+class Stream:
     """One of several streams from ``src`` to ``dest``; ``breaks``: with this frame, half of which
     has arrived, and ``lost``: what of it the other side notices."""
 
@@ -53,18 +53,18 @@ class Lane:
         return lambda: True
 
 
-def start_lanes(
-    group: Any, count: int, make: Callable[[int, int, int], Lane] | None = None
-) -> list[Lane]:
+def start_stripes(
+    group: Any, count: int, make: Callable[[int, int, int], Stream] | None = None
+) -> list[Stream]:
     """Start all reductions, with so many streams to each destination; ``make(src, dest, number)``,
     if given, makes each."""
-    make = make or (lambda src, dest, number: Lane(group, src, dest, number))
-    lanes = []
+    make = make or (lambda src, dest, number: Stream(group, src, dest, number))
+    stripes = []
     for reduction in group.reductions:
         reduction.start({}, dict.fromkeys(reduction.destinations, count))
     for number in range(1, count + 1):
         for src, reduction in enumerate(group.reductions):
             found = {dest: make(src, dest, number) for dest in reduction.destinations}
-            lanes += found.values()
+            stripes += found.values()
             reduction.start(found)
-    return lanes
+    return stripes

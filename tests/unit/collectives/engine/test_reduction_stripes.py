@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness.lanes import WAIT_S, Lane, start_lanes, until
+from harness.stripes import WAIT_S, Stream, start_stripes, until
 
 from atoll.collectives import FrameKind
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.engine import receive, send
-from atoll.collectives.engine import reduction as engine
 from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import ConnectError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.schedule.routes import Routes, ring, star, tree
 from atoll.collectives.schedule.schedule import Frame
 
 MakeGroup = Callable[..., Any]
-LANES = 3
+STRIPES = 3
 SOON_S = 0.04  # real links take longer; a frame that is sent again too soon does no harm
 SHAPES: dict[str, Callable[[int], Routes]] = {
     "butterfly": star,
@@ -30,7 +29,7 @@ SHAPES: dict[str, Callable[[int], Routes]] = {
 }
 
 
-class Swallowing(Lane):
+class Swallowing(Stream):
     """One whose frames wait in the kernel: after ``delivered`` it takes ``SWALLOWED`` that never
     arrive, and then breaks, or stands still until ``go_on``."""
 
@@ -80,18 +79,20 @@ def test_they_share_the_frames_and_each_is_sent_once(
 ) -> None:
     monkeypatch.setattr(send, "LATE_S_MIN", WAIT_S)  # on a busy machine threads are late
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
-    lanes = start_lanes(
-        group, LANES, lambda src, dest, number: Lane(group, src, dest, number, slow_s=1e-4)
+    stripes = start_stripes(
+        group,
+        STRIPES,
+        lambda src, dest, number: Stream(group, src, dest, number, slow_s=1e-4),
     )
     group.wait_done()
     check_equal_and_right(group)
     assert all(reduction.join(WAIT_S) for reduction in group.reductions)
     chunk_bytes = get_codec(codec).encoded_bytes(256)
-    assert sum(lane.sent_bytes for lane in lanes) == 2 * 60 * 3 * chunk_bytes
+    assert sum(stripe.sent_bytes for stripe in stripes) == 2 * 60 * 3 * chunk_bytes
     if piece_bytes < chunk_bytes:
-        assert sum(lane.sent for lane in lanes) > 2 * 60 * 3
-    used = Counter(lane.number for lane in lanes if lane.sent)
-    assert len(used) == LANES
+        assert sum(stripe.sent for stripe in stripes) > 2 * 60 * 3
+    used = Counter(stripe.number for stripe in stripes if stripe.sent)
+    assert len(used) == STRIPES
     assert not any(reduction.uses_result for reduction in group.reductions)
 
 
@@ -105,12 +106,12 @@ def test_what_a_broken_one_has_not_sent_another_sends(
     """Own parts, partial sums and results; also before the other side knows that it is broken."""
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
 
-    def make(src: int, dest: int, number: int) -> Lane:
-        lane = Lane(group, src, dest, number, breaks_at if number == 2 else 0, slow_s=1e-4)
-        lane.notices = notices
-        return lane
+    def make(src: int, dest: int, number: int) -> Stream:
+        stripe = Stream(group, src, dest, number, breaks_at if number == 2 else 0, slow_s=1e-4)
+        stripe.notices = notices
+        return stripe
 
-    start_lanes(group, LANES, make)
+    start_stripes(group, STRIPES, make)
     group.wait_done()
     check_equal_and_right(group)
 
@@ -132,24 +133,24 @@ def test_what_one_has_taken_and_lost_another_sends(
     for module, limit in (
         (send, "LATE_S_MIN"),
         (send, "DELIVERY_S"),
-        (engine, "POLL_S"),
+        (send, "POLL_S"),
     ):
         monkeypatch.setattr(module, limit, SOON_S)
     group = make_group(get_codec(codec), weights=[1.0] * 4, total=256 * 60, shape=SHAPES[shape](4))
     go_on = threading.Event()
 
-    def make(src: int, dest: int, number: int) -> Lane:
+    def make(src: int, dest: int, number: int) -> Stream:
         if number != 2 or (src and hangs):
-            return Lane(group, src, dest, number, slow_s=1e-3)
-        lane = Swallowing(group, src, dest, number)
-        lane.delivered = delivered
-        lane.go_on = go_on if hangs else None
-        return lane
+            return Stream(group, src, dest, number, slow_s=1e-3)
+        stripe = Swallowing(group, src, dest, number)
+        stripe.delivered = delivered
+        stripe.go_on = go_on if hangs else None
+        return stripe
 
-    lanes = start_lanes(group, LANES, make)
+    stripes = start_stripes(group, STRIPES, make)
     group.wait_done()
     go_on.set()
-    assert any(isinstance(lane, Swallowing) and lane.sent > delivered for lane in lanes)
+    assert any(isinstance(stripe, Swallowing) and stripe.sent > delivered for stripe in stripes)
     assert all(reduction.join(WAIT_S) for reduction in group.reductions)
     check_equal_and_right(group)
 
@@ -161,28 +162,32 @@ def test_a_round_is_done_before_anything_is_acknowledged(
     monkeypatch.setattr(send, "LATE_S_MIN", WAIT_S)
     group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 20)
 
-    class Unsure(Lane):
+    class Unsure(Stream):
         def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt:
             super().send(kind, chunk, payload, offset)
             return arrived.is_set
 
     arrived = threading.Event()
-    lanes = start_lanes(group, LANES, lambda src, dest, number: Unsure(group, src, dest, number))
+    stripes = start_stripes(
+        group, STRIPES, lambda src, dest, number: Unsure(group, src, dest, number)
+    )
     group.wait_done()
     check_equal_and_right(group)
     assert not any(reduction.join(0.0) for reduction in group.reductions)
     # The last frame makes the other side's result whole before the call that brought it returns.
     until(lambda: not any(reduction.uses_result for reduction in group.reductions))
     pieces = -(-group.codec.encoded_bytes(256) // piece_bytes)
-    assert sum(lane.sent for lane in lanes) == 2 * 20 * pieces
+    assert sum(stripe.sent for stripe in stripes) == 2 * 20 * pieces
     arrived.set()
     assert all(reduction.join(WAIT_S) for reduction in group.reductions)
 
 
 def test_the_last_one_to_break_is_a_failure(make_group: MakeGroup, piece_bytes: int) -> None:
     group = make_group(get_codec("int8"), weights=[1.0, 1.0], total=256 * 60)
-    start_lanes(
-        group, LANES, lambda src, dest, number: Lane(group, src, dest, number, breaks_at=number)
+    start_stripes(
+        group,
+        STRIPES,
+        lambda src, dest, number: Stream(group, src, dest, number, breaks_at=number),
     )
     assert group.any_failed.wait(WAIT_S)
     for me in group.everyone:
@@ -195,15 +200,15 @@ def test_the_others_go_on_while_one_stands_still(make_group: MakeGroup, piece_by
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=256 * 40)
     go_on = threading.Event()
 
-    class Stuck(Lane):
+    class Stuck(Stream):
         def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
             assert go_on.wait(WAIT_S)
             super().send(kind, chunk, payload, offset)
 
-    start_lanes(
+    start_stripes(
         group,
-        LANES,
-        lambda src, dest, n: (Stuck if n == 1 and src == 0 else Lane)(group, src, dest, n),
+        STRIPES,
+        lambda src, dest, n: (Stuck if n == 1 and src == 0 else Stream)(group, src, dest, n),
     )
     group.wait_done()
     assert not go_on.is_set()
@@ -221,13 +226,15 @@ def test_one_that_was_slow_does_not_write_where_its_copy_is_read(
     group = make_group(get_codec("int8"), weights=[1.0, 1.0, 1.0], total=256 * 300)
     held = threading.Semaphore(0)
 
-    class Slow(Lane):
+    class Slow(Stream):
         def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> None:
             if self.sent % 5 == 0:
                 held.acquire(timeout=0.3)
             super().send(kind, chunk, payload, offset)
 
-    start_lanes(group, LANES, lambda src, dest, n: (Slow if n == 2 else Lane)(group, src, dest, n))
+    start_stripes(
+        group, STRIPES, lambda src, dest, n: (Slow if n == 2 else Stream)(group, src, dest, n)
+    )
     group.wait_done()
     check_equal_and_right(group)
 
@@ -253,10 +260,10 @@ def test_a_late_copy_of_a_result_writes_nothing(make_group: MakeGroup) -> None:
 def test_a_late_copy_of_a_part_is_not_added_again(make_group: MakeGroup) -> None:
     group = make_group(get_codec("float32"), weights=[1.0, 1.0], total=512)
     me = group.reductions[0]
-    for lane in (1, 2):
-        me.reserve(Frame(1, FrameKind.CONTRIB, 0, lane), 1024, WAIT_S)[:] = group.encoded(1, 0)
-    for lane in (2, 1):
-        me.received(Frame(1, FrameKind.CONTRIB, 0, lane))
+    for stripe in (1, 2):
+        me.reserve(Frame(1, FrameKind.CONTRIB, 0, stripe), 1024, WAIT_S)[:] = group.encoded(1, 0)
+    for stripe in (2, 1):
+        me.received(Frame(1, FrameKind.CONTRIB, 0, stripe))
     mean = (group.vectors[0][:256] + group.vectors[1][:256]) / 2
     np.testing.assert_allclose(group.results[0][:1024].view(np.float32), mean, rtol=1e-6)
     assert not group.failed[0]
@@ -275,7 +282,7 @@ def test_one_stream_cannot_bring_a_frame_twice_at_once(make_group: MakeGroup) ->
 
 def test_memory_is_that_of_the_streams(make_group: MakeGroup, piece_bytes: int) -> None:
     group = make_group(get_codec("float32"), weights=[1.0] * 3, total=256 * 400)
-    start_lanes(group, LANES)
+    start_stripes(group, STRIPES)
     group.wait_done()
     for reduction in group.reductions:
         assert reduction.buffer_bytes < group.results[0].nbytes
