@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
 from atoll.collectives.codecs import Codec, Contract, get_codec
-from atoll.collectives.engine import Reduction
-from atoll.collectives.plan import ReducePlan, butterfly_plan, pairwise_plan, shared_plan
-from atoll.collectives.result import RoundResult
-from atoll.collectives.schedule import Frame, FrameKind
-from atoll.collectives.senders import Outlet
+from atoll.collectives.engine.reduction import Reduction
+from atoll.collectives.engine.result import RoundResult
+from atoll.collectives.engine.send import Outlet
+from atoll.collectives.schedule.plan import ReducePlan, butterfly_plan, pairwise_plan, shared_plan
+from atoll.collectives.schedule.schedule import Frame, FrameKind
 
 __all__ = [
     "ChunkGrid",

@@ -31,6 +31,7 @@ import numpy as np
 
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.errors import (
     CollectiveMismatchError,
     ConfigError,
@@ -39,7 +40,6 @@ from atoll.collectives.errors import (
     SessionError,
     StateError,
 )
-from atoll.collectives.reference import reduce_together
 from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import (
     BLOB_BYTES_MAX,

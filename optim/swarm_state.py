@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.collectives.accumulator import PartError
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import F32, get_codec
-from atoll.collectives.compensated import Compensated
-from atoll.collectives.feedback import ErrorFeedback
-from atoll.collectives.reference import reduce_together
-from atoll.collectives.result import RoundResult
+from atoll.collectives.engine.parts import PartError
+from atoll.collectives.engine.reference import reduce_together
+from atoll.collectives.engine.result import RoundResult
+from atoll.collectives.feedback import Compensated, ErrorFeedback
 from atoll.optim.manifest import Manifest, fragment_grid
 from atoll.optim.outer_step import OuterStep
 from atoll.optim.pseudo_gradient import delta_source

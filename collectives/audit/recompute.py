@@ -1,9 +1,9 @@
 """Make the bytes that an honest owner sends for one chunk from all parts that it was sent.
 
-Not a second copy of that arithmetic: ``Sums`` and ``Stacks`` add up the parts, as they do in the
-engine, in the order of the participants. With a result in float32 the owner's own part is exact
-anyway; with any other codec a butterfly takes it through the codec like all others
-(collectives/accumulate.py), so what its owner has committed to is what is in the sum.
+Not a second copy of that arithmetic: ``MeanParts`` and ``RobustParts`` add up the parts, as they do
+in the engine, in the order of the participants. With a result in float32 the owner's own part is
+exact anyway; with any other codec a butterfly takes it through the codec like all others
+(engine/accumulate.py), so what its owner has committed to is what is in the sum.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.collectives.accumulator import PartError
 from atoll.collectives.audit.sketch import F64
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import BLOCK_ELEMENTS, F32, U8, Codec, Decoder, factors_of
+from atoll.collectives.engine.parts import PartError, parts_for
+from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import CodecError, LocalProtocolError
-from atoll.collectives.gathered_parts import parts_for
-from atoll.collectives.plan import ReducePlan
-from atoll.collectives.result import RoundResult
 from atoll.collectives.robust import RobustRule
 from atoll.collectives.robust.columns import Columns
 from atoll.collectives.robust.gram import Matrix, add_gram
+from atoll.collectives.schedule.plan import ReducePlan
 
 
 def recomputed(
@@ -73,7 +72,7 @@ def chunk_gram(parts: Sequence[bytes | U8], codec: Codec, size: int) -> Matrix:
     """Return the inner products over a chunk of all who have positive weight.
 
     They are computed from their encoded parts in order, each of ``size`` elements, as an owner
-    computes them (collectives/robust_parts.py). Raises CodecError.
+    computes them (``RobustParts``). Raises CodecError.
     """
     stack = [np.frombuffer(part, np.uint8) for part in parts]
     for part in stack:

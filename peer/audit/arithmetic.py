@@ -17,7 +17,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.accumulator import PartError
 from atoll.collectives.audit.bounds import widened
 from atoll.collectives.audit.checks import (
     identity_holds,
@@ -28,6 +27,7 @@ from atoll.collectives.audit.grams import gram_holds, implausible_grams, unlike_
 from atoll.collectives.audit.recompute import chunk_gram, coefficients, is_linear, recomputed
 from atoll.collectives.audit.sketch import SKETCH_WIDTH, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.engine.parts import PartError
 from atoll.collectives.errors import CodecError
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, unpacked_gram
 from atoll.peer.audit.bodies import shard_gram
@@ -73,7 +73,7 @@ def gram_of(work: ReductionTerms, said: Mapping[int, Resultant]) -> Matrix | Non
     """Return the inner products of whole vectors, summed from what each owner has signed.
 
     None where the rule needs none. They are summed as owners sum them
-    (collectives/robust_parts.py).
+    (``RobustParts``).
     """
     if work.rule is None or not work.rule.needs_gram:
         return None

@@ -15,9 +15,9 @@ from typing import Annotated, Final
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import Codec, get_codec
-from atoll.collectives.plan import ReducePlan, shared_plan
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
+from atoll.collectives.schedule.plan import ReducePlan, shared_plan
 from atoll.optim.run_spec import VALIDATORS_MAX, rule_key
 from atoll.peer.membership.view import Attempts, Lineage, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.collectives.choice import stream_bytes_per_s
+from atoll.collectives.planning.choice import stream_bytes_per_s
 from atoll.peer.links.tcp_intervals import Slice, Window
 
 # A rate is the largest of so long before the last free sample. Long enough that probes, which are

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from statistics import median
 
 from atoll.collectives import units
-from atoll.collectives.network import Network, measured
+from atoll.collectives.planning.network_model import Network, measured
 from atoll.peer.links.messages import LinkRow
 
 # The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.

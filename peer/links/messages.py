@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.membership.view import MEMBERS_MAX, PeerId
 from atoll.peer.net.wire import Within, message
 

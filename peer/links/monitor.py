@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from atoll.collectives.network import Network
+from atoll.collectives.planning.network_model import Network
 from atoll.peer.daemon.ports import LinkMonitorPort
 from atoll.peer.links.estimates import LinkEstimate, OwnLinks, PairEstimate
 from atoll.peer.links.link_changes import News

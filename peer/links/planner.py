@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Collection
 from typing import Protocol
 
-from atoll.collectives.choice import KINDS
 from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.codecs import Decoder, get_codec
-from atoll.collectives.network import Network
+from atoll.collectives.planning.choice import KINDS
+from atoll.collectives.planning.network_model import Network
 from atoll.optim.run_spec import CARRIED
 from atoll.peer.daemon.ports import PlannerPort
 from atoll.peer.links.messages import StreamPlan

@@ -17,12 +17,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.collectives.choice import KINDS, Choice, ReductionTask, choose, stream_bytes_per_s
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import Decoder
-from atoll.collectives.network import Network
-from atoll.collectives.pacing import carried_bytes, paces
-from atoll.collectives.shards import butterfly_shards
+from atoll.collectives.planning.choice import (
+    KINDS,
+    Choice,
+    ReductionTask,
+    choose,
+    stream_bytes_per_s,
+)
+from atoll.collectives.planning.network_model import Network
+from atoll.collectives.planning.pacing import carried_bytes, paces
+from atoll.collectives.planning.shards import butterfly_shards
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Advised, Layout
 from atoll.peer.membership.view import short

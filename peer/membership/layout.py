@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.routes import Routes, hierarchical, ring, tree
+from atoll.collectives.schedule.routes import Routes, hierarchical, ring, tree
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.collectives.codecs import F32, get_codec
-from atoll.collectives.compensated import Compensated
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.feedback import ErrorFeedback
+from atoll.collectives.feedback import Compensated, ErrorFeedback
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.state import ReplicatedState

@@ -10,8 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Container
 
-from atoll.collectives.senders import Outlet
-from atoll.collectives.stripes import Receipt
+from atoll.collectives.engine.send import Outlet, Receipt
 
 
 class SentPayload:

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
-from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.net.wire import Within, message
 
 # The first byte of such a stream; TLS begins with 0x16.

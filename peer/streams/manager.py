@@ -18,10 +18,10 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
-from atoll.collectives.pacing import is_open, lane_pace
-from atoll.collectives.plan import STREAMS_MAX
-from atoll.collectives.stripes import Receipt
+from atoll.collectives.planning.pacing import is_open, stripe_pace
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.threads import worker
 from atoll.peer.links.probe_frames import PROBE
 from atoll.peer.membership.view import short
@@ -239,7 +239,7 @@ class Streams:
     def _keep_pace(self, peer: bytes) -> None:
         wanted = self._paces.get(peer, StreamPace())
         is_paced = self._paced and peer not in self._open_to
-        rate = lane_pace(wanted.bytes_per_s, self.lanes(peer)) if is_paced else 0.0
+        rate = stripe_pace(wanted.bytes_per_s, self.lanes(peer)) if is_paced else 0.0
         for lane, stream in self._outgoing.items():
             if lane.peer != peer:
                 continue

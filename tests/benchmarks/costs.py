@@ -37,13 +37,19 @@ from harness import results
 from harness.chunk_sim import ChunkSim
 
 from atoll.collectives import get_codec, grid_for
-from atoll.collectives.choice import ReductionTask, choose
-from atoll.collectives.costs import FRAME_S, LINK_OVERHEAD, PROCESS_BYTES_PER_S, Rates, routes_cost
-from atoll.collectives.network import Network, measured, uniform
-from atoll.collectives.plan import ReducePlan
-from atoll.collectives.routes import Routes, hierarchical, ring, star, tree
-from atoll.collectives.shapes import Shape
-from atoll.collectives.shards import butterfly_shards, equal_shards
+from atoll.collectives.planning.choice import ReductionTask, choose
+from atoll.collectives.planning.cost_model import (
+    FRAME_S,
+    LINK_OVERHEAD,
+    PROCESS_BYTES_PER_S,
+    Rates,
+    Shape,
+    routes_cost,
+)
+from atoll.collectives.planning.network_model import Network, measured, uniform
+from atoll.collectives.planning.shards import butterfly_shards, equal_shards
+from atoll.collectives.schedule.plan import ReducePlan
+from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree
 
 BAR = 0.10
 RATE = 12.5e6  # 100 Mbit/s

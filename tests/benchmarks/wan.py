@@ -39,9 +39,9 @@ from harness import results
 from harness.mesh import PATIENCE_S, Mesh, all_reducer
 
 from atoll.collectives import get_codec
-from atoll.collectives.choice import Choice, ReductionTask, choose
-from atoll.collectives.network import measured as measured_network
-from atoll.collectives.pacing import LINK_SHARE, carried_bytes, lane_pace, paces
+from atoll.collectives.planning.choice import Choice, ReductionTask, choose
+from atoll.collectives.planning.network_model import measured as measured_network
+from atoll.collectives.planning.pacing import LINK_SHARE, carried_bytes, paces, stripe_pace
 from atoll.peer.lab.lab import Lab
 
 CLONE_NEWNET = 0x40000000
@@ -128,7 +128,7 @@ def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -
 
 def set_pace(mesh: Mesh, congestion: str, bytes_per_s: Mapping[int, float]) -> None:
     for other, lanes in mesh.out.items():
-        rate = lane_pace(bytes_per_s.get(other, 0.0), len(lanes))
+        rate = stripe_pace(bytes_per_s.get(other, 0.0), len(lanes))
         if not all(lane.pace(rate, congestion) for lane in lanes):
             raise SystemExit(f"this kernel cannot pace streams, or has no {congestion}")
 

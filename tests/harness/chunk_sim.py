@@ -16,11 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.collectives.network import Network
-from atoll.collectives.pairs import PairSchedule
-from atoll.collectives.plan import EVERYONE, ReducePlan
-from atoll.collectives.schedule import FrameAdmission, FrameKind, Idle, OutgoingFrame, Schedule
-from atoll.collectives.trees import TreeSchedule
+from atoll.collectives.planning.network_model import Network
+from atoll.collectives.schedule.pair import PairSchedule
+from atoll.collectives.schedule.plan import EVERYONE, ReducePlan
+from atoll.collectives.schedule.schedule import (
+    FrameAdmission,
+    FrameKind,
+    Idle,
+    OutgoingFrame,
+    Schedule,
+)
+from atoll.collectives.schedule.tree import TreeSchedule
 
 SEGMENTS = 8  # per frame: fine enough that a hop does not wait for a whole frame at each line
 BUFFER_BYTES_MIN = 256 * 1024

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from atoll.collectives.schedule import FrameKind as Reductions
+from atoll.collectives.schedule.schedule import FrameKind as Reductions
 from atoll.optim.manifest import FrozenTensor, Manifest, Parameter
 from atoll.optim.replay.commitment import Extent
 from atoll.optim.run_spec import RunSpec, blob

@@ -19,9 +19,9 @@ from atoll.collectives import (
     get_codec,
     grid_for,
 )
-from atoll.collectives.choice import Choice
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.planning.choice import Choice
 from atoll.collectives.robust import get_rule
 from atoll.peer.streams.sealed_stream import SealedStream
 from atoll.peer.streams.stream import DataStream, PlainStream

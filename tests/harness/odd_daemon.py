@@ -31,10 +31,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from atoll.collectives.accumulator import Parts
 from atoll.collectives.codecs import U8
+from atoll.collectives.engine.parts import MeanParts, Parts
 from atoll.collectives.errors import AtollError, PassRevokedError
-from atoll.collectives.mean_parts import Sums
 from atoll.optim.manifest import Manifest, Parameter, chunk_range
 from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.audit.auditor import Auditor
@@ -175,14 +174,14 @@ class Fragmented(daemon.Daemon):
 def lie_in_audits(lie: str) -> None:
     """In every one of them."""
     if lie == "result":
-        encode = Sums.encode
+        encode = MeanParts.encode
 
-        def wrong(self: Sums, chunk: int, out: U8) -> None:
+        def wrong(self: MeanParts, chunk: int, out: U8) -> None:
             if self.keep is not None:  # not where it looks whether a result is right
                 self._sums[chunk] *= np.float32(-3)
             encode(self, chunk, out)
 
-        Sums.encode = wrong  # type: ignore[method-assign]
+        MeanParts.encode = wrong  # type: ignore[method-assign]
     elif lie == "part":
         source = Parts._encode_own
 

@@ -59,7 +59,13 @@ COMPRESSORS_MAY |= COMPRESSORS | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY = {"torch", "atoll.optim", "atoll.peer.client"} | OPTIM_PURE_MAY
 OPTIM_TORCH_MAY |= {
     f"atoll.collectives.{name}"
-    for name in ("compensated", "counter_rng", "feedback", "accumulator", "result", "reference")
+    for name in (
+        "counter_rng",
+        "engine.parts",
+        "engine.reference",
+        "engine.result",
+        "feedback",
+    )
 }
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
 PEER_MAY |= OPTIM_PURE
@@ -83,7 +89,12 @@ DECISIONS = (
     OPTIM_PURE
     | COMPRESSORS
     | {name for name in MODULES if name.startswith("atoll.peer.membership")}
-    | {name for name in MODULES if f"{name}.".startswith("atoll.collectives.robust.")}
+    | {
+        name
+        for name in MODULES
+        for package in ("planning", "robust", "schedule")
+        if f"{name}.".startswith(f"atoll.collectives.{package}.")
+    }
     | {
         f"atoll.collectives.{name}"
         for name in (
@@ -91,24 +102,10 @@ DECISIONS = (
             "audit.checks",
             "audit.commitment",
             "audit.sketch",
-            "choice",
             "chunks",
-            "costs",
             "counter_rng",
             "errors",
-            "exchange",
             "merkle",
-            "network",
-            "pair_costs",
-            "pairs",
-            "plan",
-            "protocol_errors",
-            "routes",
-            "schedule",
-            "shapes",
-            "shards",
-            "ring_order",
-            "trees",
             "units",
         )
     }

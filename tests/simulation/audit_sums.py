@@ -1,4 +1,4 @@
-"""Compute what owners need of whole vectors in an audited attempt, as robust_parts.py does."""
+"""Compute what owners need of whole vectors in an audited attempt, as ``RobustParts`` does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gram_of(
 
 
 def matrix_of(work: ReductionTerms, grams: dict[int, bytes]) -> Matrix | None:
-    """As robust_parts.py makes it."""
+    """As ``RobustParts`` makes it."""
     count, rule = len(work.counted), work.rule
     if rule is None:
         return None

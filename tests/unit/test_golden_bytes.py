@@ -11,7 +11,7 @@ import pytest
 from harness import golden_bytes, golden_text, samples
 from harness.golden_bytes import FRAMES
 
-from atoll.collectives.schedule import FrameKind
+from atoll.collectives.schedule.schedule import FrameKind
 from atoll.optim.run_spec import RunSpec, blob, parse_blob
 from atoll.peer.audit.evidence import parse_evidence
 from atoll.peer.authority.grants import Credential, Grant

@@ -26,8 +26,8 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.native import KERNELS, NUMPY_REASON
 from atoll.collectives.robust import get_rule
-from atoll.collectives.routes import Routes
-from atoll.collectives.schedule import Frame
+from atoll.collectives.schedule.routes import Routes
+from atoll.collectives.schedule.schedule import Frame
 
 WAIT_S = 30.0  # how long a test waits for what must happen; never reached when all is well
 HEADER = struct.Struct("<BII")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.collectives.audit.commitment import opening, opens, shard_roots
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.merkle import merkle_root
-from atoll.collectives.plan import NOBODY
+from atoll.collectives.schedule.plan import NOBODY
 
 
 def digests_of(count: int) -> list[bytes]:

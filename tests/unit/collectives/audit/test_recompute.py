@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import pairwise_plan
-from atoll.collectives.accumulator import PartError
 from atoll.collectives.audit.recompute import coefficients, is_linear, recomputed
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.engine.parts import PartError
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.plan import butterfly_plan
 from atoll.collectives.robust import get_rule
 from atoll.collectives.robust.gram import Matrix, add_gram
+from atoll.collectives.schedule.plan import butterfly_plan
 
 MakeGroup = Callable[..., Any]
 WHOLE_VECTORS = ["krum(f=1)", "gm(f=1)", "nnm+trimmed(f=1)", "bulyan(f=1)", "nnm+multi_krum(f=1)"]

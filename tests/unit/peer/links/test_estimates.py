@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.pacing import LINK_SHARE, OPEN_EVERY, is_open
+from atoll.collectives.planning.pacing import LINK_SHARE, OPEN_EVERY, is_open
 from atoll.peer.links.estimates import (
     FORGOTTEN_S,
     KEPT_S,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.choice import ReductionTask, choose
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.network import LATENCY_MAX_S, LOSS_MAX, RATE_MAX_BYTES_PER_S
+from atoll.collectives.planning.choice import ReductionTask, choose
+from atoll.collectives.planning.network_model import LATENCY_MAX_S, LOSS_MAX, RATE_MAX_BYTES_PER_S
 from atoll.peer.links.estimates import LinkEstimate
 from atoll.peer.links.link_changes import PAUSE_S, News
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.collectives.plan import STREAMS_MAX
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.links.messages import LinkRow, MayProbe, ProbeOver, StreamPlan
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode

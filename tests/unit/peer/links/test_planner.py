@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from harness.cluster import Cluster, peer_id
 
-from atoll.collectives.choice import KINDS
 from atoll.collectives.codecs import Decoder, Gathered
-from atoll.collectives.network import Network, measured
+from atoll.collectives.planning.choice import KINDS
+from atoll.collectives.planning.network_model import Network, measured
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.links import planner as module

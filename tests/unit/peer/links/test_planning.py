@@ -6,7 +6,7 @@ import pytest
 
 from atoll.collectives import get_codec, grid_for
 from atoll.collectives.codecs import gathered_codec
-from atoll.collectives.network import Network, measured, uniform
+from atoll.collectives.planning.network_model import Network, measured, uniform
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planning import (
     CHANGE,

@@ -208,8 +208,8 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
 ) -> None:
     """Where results are means, chunks of a broken attempt are kept. Who joins the next one is not
     in them; who drops out of it counts as missed, and leaves its memory alone."""
-    monkeypatch.setattr("atoll.collectives.trees.SPREAD_CHUNKS", 1_000_000)
-    monkeypatch.setattr("atoll.collectives.trees.LEAD_CHUNKS_MIN", 1_000_000)
+    monkeypatch.setattr("atoll.collectives.schedule.tree.SPREAD_CHUNKS", 1_000_000)
+    monkeypatch.setattr("atoll.collectives.schedule.schedule.LEAD_CHUNKS_MIN", 1_000_000)
 
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS, "int4", aggregate="mean", error_feedback=0.9)

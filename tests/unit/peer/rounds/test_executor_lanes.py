@@ -13,9 +13,9 @@ import pytest
 from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, scenario
 
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.pacing import OPEN_EVERY, lane_pace
-from atoll.collectives.plan import STREAMS_MAX
-from atoll.collectives.schedule import FrameKind
+from atoll.collectives.planning.pacing import OPEN_EVERY, stripe_pace
+from atoll.collectives.schedule.plan import STREAMS_MAX
+from atoll.collectives.schedule.schedule import FrameKind
 from atoll.peer.links.probe_frames import PROBE, probe_header
 from atoll.peer.membership import events as ev
 from atoll.peer.streams import manager as streams_module
@@ -237,7 +237,7 @@ def test_a_pace_holds_for_all_lanes_together_and_for_those_to_come(tmp_path: Pat
         widen(sites)
         await run_round(sites, 4, 1)
         await eventually(lambda: len(opened(a, b)) == LANES)
-        each = {lane_pace(8e6, LANES)}
+        each = {stripe_pace(8e6, LANES)}
         assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}, (
             "the first round over more of them is to show what fewer could not"
         )

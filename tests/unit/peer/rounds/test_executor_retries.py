@@ -33,8 +33,8 @@ NOT_FINAL = bytes(32)
 def contributions_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rules 2 and 3 of the schedule keep what a death costs small: they would stop the attempts
     here, in which somebody never takes part, with next to nothing final."""
-    monkeypatch.setattr("atoll.collectives.trees.SPREAD_CHUNKS", 1_000_000)
-    monkeypatch.setattr("atoll.collectives.trees.LEAD_CHUNKS_MIN", 1_000_000)
+    monkeypatch.setattr("atoll.collectives.schedule.tree.SPREAD_CHUNKS", 1_000_000)
+    monkeypatch.setattr("atoll.collectives.schedule.schedule.LEAD_CHUNKS_MIN", 1_000_000)
 
 
 async def first_attempt(sites: list[Site], absent: Site, weights: tuple[float, ...]) -> Begin:

@@ -1,0 +1,1 @@
+"""Run reductions: send, receive and add up the chunks that a schedule names."""
