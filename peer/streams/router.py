@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from atoll.collectives import Frame, FrameKind, Reduction
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.links.probe_frames import PROBE, check_probe
+from atoll.peer.links.messages import PROBE, check_probe
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.salvage import KEPT, KeptCopy

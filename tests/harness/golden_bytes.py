@@ -26,7 +26,7 @@ from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
 from atoll.peer.checkpoint.manifest import CheckpointManifest, render
-from atoll.peer.links.probe_frames import PROBE
+from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.operations import object_digest, pack_objects
 from atoll.peer.membership.signing import Signatures, Signed
 from atoll.peer.membership.view import (

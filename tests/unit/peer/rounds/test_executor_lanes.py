@@ -16,7 +16,7 @@ from atoll.collectives.errors import ConnectError
 from atoll.collectives.pacing import OPEN_EVERY, lane_pace
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.collectives.schedule import FrameKind
-from atoll.peer.links.probe_frames import PROBE, probe_header
+from atoll.peer.links.messages import PROBE, probe_header
 from atoll.peer.membership import events as ev
 from atoll.peer.streams import manager as streams_module
 from atoll.peer.streams.frames import DataHeader

@@ -1,4 +1,4 @@
-"""From counters to what happened between two readings."""
+"""From counters to what happened between two readings, and what shared a link with what."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.peer.links.tcp_info import TcpInfo
-from atoll.peer.links.tcp_intervals import WINDOW_BYTES, WINDOW_S, Window, between
+from atoll.peer.links.estimates import WINDOW_BYTES, WINDOW_S, Window
+from atoll.peer.links.tcp_info import LOAD_BYTES, TcpInfo, TcpInterval, Traffic, between
 
 MSS, HEADERS = 1000, 1.05
 BEFORE = TcpInfo(
@@ -27,6 +27,8 @@ BEFORE = TcpInfo(
     retransmitted_bytes=10_000,
     duplicates=2,
 )
+A, B = b"a" * 32, b"b" * 32
+MUCH, LITTLE = TcpInterval(0.1, sent=LOAD_BYTES), TcpInterval(0.1, sent=LOAD_BYTES - 1)
 
 
 def test_what_moved_is_counted_on_the_wire() -> None:
@@ -110,3 +112,27 @@ def test_a_machine_that_stands_still_does_not_make_its_link_faster() -> None:
     window = Window()
     found = [rate for mbit in seen if (rate := window.add(0.1, mbit * 0.1, rtt_s=0.1))]
     assert 38 < max(found) < 1.05 * 40
+
+
+def came(count: float) -> TcpInterval:
+    return TcpInterval(0.1, arrived=count)
+
+
+def test_only_what_goes_to_one_peer_is_alone() -> None:
+    assert Traffic({A: [MUCH, MUCH], B: [LITTLE]}, {}).is_alone(A)
+    assert not Traffic({A: [MUCH]}, {}).is_alone(B)
+    assert not Traffic({A: [MUCH], B: [LITTLE, MUCH]}, {}).is_alone(A)
+
+
+def test_what_arrives_is_in_the_way_of_the_acknowledgements() -> None:
+    for source in (A, B):
+        assert not Traffic({A: [MUCH]}, {source: [came(LOAD_BYTES), came(1)]}).is_alone(A)
+    assert Traffic({A: [MUCH]}, {A: [came(LOAD_BYTES)], B: [came(LOAD_BYTES)]}).is_alone(A)
+
+
+def test_who_sends_and_from_whom_something_comes() -> None:
+    quiet = Traffic({A: [LITTLE], B: []}, {A: [], B: [came(10)]})
+    assert not quiet.sending
+    assert not quiet.arriving
+    busy = Traffic({A: [MUCH], B: []}, {A: [], B: [came(1e6)]})
+    assert (busy.sending, busy.arriving) == ({A}, {B})
