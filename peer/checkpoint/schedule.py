@@ -23,9 +23,8 @@ from pathlib import Path
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
 from atoll.collectives.threads import worker
 from atoll.collectives.units import duration, size
-from atoll.peer.checkpoint.manifest import latest_first
+from atoll.peer.checkpoint.format import StateLayout, latest_first
 from atoll.peer.checkpoint.reader import STATE_FILE, candidates, open_checkpoint, readable
-from atoll.peer.checkpoint.tensor_file import StateLayout
 from atoll.peer.checkpoint.writer import CheckpointWriter, Written, make_private
 from atoll.peer.membership.view import View
 from atoll.peer.net.identity import Home

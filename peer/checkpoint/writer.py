@@ -29,7 +29,7 @@ from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
 from atoll.collectives.version import VERSION
 from atoll.optim.outer import OuterStep
-from atoll.peer.checkpoint.manifest import CheckpointManifest, render
+from atoll.peer.checkpoint.format import CheckpointManifest, StateLayout, render_manifest
 from atoll.peer.checkpoint.reader import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -38,7 +38,6 @@ from atoll.peer.checkpoint.reader import (
     open_checkpoint,
     read_exactly,
 )
-from atoll.peer.checkpoint.tensor_file import StateLayout
 from atoll.peer.membership.view import View, short
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.log import RoundLog
@@ -184,7 +183,7 @@ class CheckpointWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(self.temporary / MANIFEST_FILE, flags, 0o600)
         try:
-            write_exactly(fd, render(manifest, self.secret, self.sign), 0)
+            write_exactly(fd, render_manifest(manifest, self.secret, self.sign), 0)
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -25,7 +25,7 @@ from atoll.peer.audit.statements import StatementPhase, draw_of, heard_of, said
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.checkpoint.manifest import CheckpointManifest, render
+from atoll.peer.checkpoint.format import CheckpointManifest, render_manifest
 from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.operations import object_digest, pack_objects
 from atoll.peer.membership.signing import Signatures, Signed
@@ -150,7 +150,7 @@ def _files() -> Iterator[str]:
     token, seed = grant(uses=3)
     granted = Invite("2001:db8::1", 1, RUN, b"", SECRET, public(1), token.encode(), seed)
     yield line("invite", "authority", str(granted))
-    yield line("checkpoint-manifest", "full", render(checkpoint(), SECRET, key(2).sign))
+    yield line("checkpoint-manifest", "full", render_manifest(checkpoint(), SECRET, key(2).sign))
     for variant in VARIANTS:
         evidence: Evidence = sample("Evidence", variant)
         yield line("evidence-file", variant, evidence.encoded)
@@ -259,7 +259,7 @@ def signed_lines() -> Iterator[str]:
     yield from _statements()
     yield from _authority()
     recording = Recording()
-    text = json.loads(render(checkpoint(), SECRET, recording.sign))
+    text = json.loads(render_manifest(checkpoint(), SECRET, recording.sign))
     yield line("checkpoint-tag", "full", str(text["tag"]))
     yield line("checkpoint", "full", recording.texts[0])
     yield from _chains()
