@@ -62,7 +62,7 @@ class VectorFetch:
         return f"{self.name} {self.number} of {short(self.peer)}"
 
 
-class Fetches:
+class VectorClient:
     """Keep the fetches of the own trainer.
 
     Lives in the event loop of the daemon; ``store``: of this peer's own trainer.

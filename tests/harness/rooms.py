@@ -132,7 +132,6 @@ DECISIONS = (
             "demo.figures",
             "demo.summary",
             "vectors.messages",
-            "vectors.published",
             "links.estimates",
             "links.messages",
             "links.link_table",

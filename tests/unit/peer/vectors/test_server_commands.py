@@ -18,7 +18,7 @@ from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short
 from atoll.peer.state_sync.incoming import Copies
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
-from atoll.peer.vectors.service import VectorService
+from atoll.peer.vectors.server import VectorService
 
 CLIENT = b"client"
 ME, OTHER, WITNESSING = b"m" * 32, b"o" * 32, b"w" * 32
@@ -26,7 +26,7 @@ ELEMENTS = 5000
 
 
 class Site:
-    """A desk whose messages go nowhere."""
+    """A service whose messages go nowhere."""
 
     def __init__(self) -> None:
         self.sent: list[object] = []
