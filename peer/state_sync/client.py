@@ -1,8 +1,10 @@
-"""Carry out what machine.py decides, the learner's side: sockets, threads and memory.
+"""Bring this peer the state of a goal, or the result of an attempt: sockets, threads and memory.
 
-Pieces are hashed and stored in the reader threads of the donors' streams, under one lock with the
-decisions. Memory beside the state: a frame (2 MiB) for each donor that is sending, at most
-DONORS_MAX, 34 MB in all.
+``SyncClient`` carries out what machine.py decides. Pieces are hashed and stored in the reader
+threads of the donors' streams, under one lock with the decisions. Memory beside the state: a frame
+(2 MiB) for each donor that is sending, at most DONORS_MAX, 34 MB in all.
+
+``ResultFetcher`` copies the result of an attempt from a peer that holds it (REPAIR).
 """
 
 from __future__ import annotations
@@ -13,24 +15,36 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from atoll.collectives.errors import AtollError, RemoteProtocolError, StateError
+from atoll.collectives import RoundResult
+from atoll.collectives.errors import (
+    AtollError,
+    ConnectError,
+    RemoteProtocolError,
+    RoundTimeoutError,
+    StateError,
+)
 from atoll.collectives.units import duration
 from atoll.peer.membership.events import Goal
+from atoll.peer.membership.kept_chunks import KEPT_MAX
+from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import Member, short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.salvage import pack_chunks
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
 from atoll.peer.state_sync import events as ln
 from atoll.peer.state_sync.chunk_cache import ChunkCache
-from atoll.peer.state_sync.incoming import Copies, TransferKind
 from atoll.peer.state_sync.machine import SyncMachine, SyncPhase
+from atoll.peer.state_sync.messages import FetchResult, ResultHead
 from atoll.peer.state_sync.sources import DONORS_MAX
 from atoll.peer.state_sync.verification import PART_HEAD_BYTES_MAX, RUN_MAX, open_parts
 from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.transfers import EncodedTransfer, TransferKind, Transfers, receive
 
 MAY_FINISH_TIMEOUT_S = 600.0  # a disk of 100 MB/s writes 60 GB meanwhile; then it hangs
 FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
+HEAD_TIMEOUT_S = 5.0  # a holder that does not answer is replaced
 
 
 class StateOwner(Protocol):
@@ -55,7 +69,7 @@ class SyncClient:
     def __init__(
         self,
         host: ConnectionManager,
-        copies: Copies,
+        transfers: Transfers,
         rounds: RoundLog,
         shelf: ChunkCache,
         owner: StateOwner,
@@ -76,7 +90,7 @@ class SyncClient:
         self.may_finish = asyncio.Event()  # cleared while the state must stay as it is
         self.may_finish.set()
         self._held_since_s: float | None = None  # since when that is waited for
-        copies.pieces = self
+        transfers.pieces = self
 
     # ------------------------------------------------------------ steering
 
@@ -364,3 +378,55 @@ def _sha(data: bytes) -> bytes:
 
 def _reason(error: AtollError | MemoryError | OSError) -> str:
     return error.what if isinstance(error, AtollError) else f"no memory for the state: {error}"
+
+
+class ResultFetcher:
+    """Copy R of an attempt from one holder at a time, instead of reducing it again."""
+
+    def __init__(self, host: ConnectionManager, transfers: Transfers) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._heads: dict[tuple[bytes, int, int], asyncio.Future[ResultHead]] = {}
+
+    def on_head(self, source: bytes, head: ResultHead) -> None:
+        waiting = self._heads.get((source, head.round, head.attempt))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(head)
+
+    async def fetch(
+        self,
+        begin: Begin,
+        holder: bytes,
+        result: RoundResult,
+    ) -> list[bytes]:
+        """Copy what ``result`` lacks of R of an attempt; return the digests of all chunks.
+
+        ConnectError without a link to the holder, StateError if it does not hold the result or the
+        transfer breaks, RoundTimeoutError if it does not answer or sends nothing.
+        """
+        lacking = [chunk for chunk, digest in enumerate(result.digests) if not digest]
+        some = len(lacking) < min(len(result.digests), KEPT_MAX + 1)
+        chunks = pack_chunks(lacking) if some else b""  # a list of all says no more
+        question = FetchResult(begin.lineage, begin.view, begin.round, begin.attempt, chunks)
+        key = (holder, int(TransferKind.RESULT_COPY), begin.round, begin.attempt)
+        with self._transfers.asking(key):
+            head = await self._ask(holder, question)
+            if not head.found:
+                raise StateError(f"{short(holder)} does not hold the result of round {begin.round}")
+            return await receive(self._transfers, EncodedTransfer(key, result, hashed=True))
+
+    async def _ask(self, peer: bytes, question: FetchResult) -> ResultHead:
+        waiting: asyncio.Future[ResultHead] = asyncio.get_running_loop().create_future()
+        key = (peer, question.round, question.attempt)
+        self._heads[key] = waiting
+        try:
+            if not self._host.send(peer, question):
+                raise ConnectError(f"no control link to {short(peer)}")
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                return await waiting
+        except TimeoutError:
+            raise RoundTimeoutError(
+                f"{short(peer)} has not answered for {HEAD_TIMEOUT_S:.0f} s"
+            ) from None
+        finally:
+            del self._heads[key]

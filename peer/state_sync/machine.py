@@ -20,9 +20,8 @@ from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import short
 from atoll.peer.state_sync import events as ln
 from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.gathering import Gathering
-from atoll.peer.state_sync.pull import Piece
-from atoll.peer.state_sync.sources import Supply, digest_of
+from atoll.peer.state_sync.assembly import Gathering
+from atoll.peer.state_sync.sources import Piece, Supply, digest_of
 
 TICK_S = 0.05  # a laggard should hear soon that donors have applied what it wants
 ANSWER_S = 5.0  # to the question for the specification; then another donor is asked

@@ -1,18 +1,26 @@
-"""Know who can give what: donors, their links, what they say they have, whom not to believe.
+"""Know who can give what, and decide who sends which piece. Sans-I/O; a part of machine.py.
 
-Sans-I/O; a part of the machine in machine.py, whose effects it appends to ``out``.
+``DonorTable`` has the donors: their links, what they say they have, whom not to believe.
+
+``PieceScheduler`` shares the work among donors of different speed. A piece that is wanted is *open*
+until it is asked of a donor. Entries come first, those that the fewest donors offer before the
+others and the oldest of these first (rarest first: logs drop their oldest entries), then chunks of
+the state, which every donor has. A donor with nothing open left to send takes over, from the donor
+that would deliver last, what it can deliver in less than half that time; so the end does not wait
+for the slowest, and a donor that hangs costs nothing but patience.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import ARCHIVE, WITNESS, Member, short
 from atoll.peer.state_sync import events as ln
 from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.pull import Pull
+from atoll.peer.state_sync.messages import ASKED_MAX
 from atoll.peer.state_sync.verification import Attestation
 
 DONORS_MAX = 16  # each costs a stream with a thread and a chunk of memory; three fill most links
@@ -28,6 +36,12 @@ VOICE_S = (
 )
 MUTE_MAX = 2  # questions about a donor's log without an answer: then it has none
 _SILENT = 1 << 62  # as the round of a member: of what it has not named yet it will name nothing
+HOLDERS_MAX = 2  # donors that the same piece is asked of at a time
+STEAL_FACTOR = 2.0  # estimates are rough: take over only what comes in half the time
+STEAL_MARGIN_S = 0.05  # ... and not for less than asking costs
+HANG_S = 2.0  # a donor that sends nothing for so long may be relieved by one not tried yet
+REST_S = 0.5  # of a donor that could not give a piece: until it is worth asking again
+RATE_WEIGHT = 0.25  # of the newest piece in the estimate of a donor's speed
 
 
 def digest_of(has: ft.StateIs) -> bytes:
@@ -219,3 +233,281 @@ class Supply:
         names = [f"{short(peer)} at round {has.round}" for peer, has in self.usable()]
         left_out = [f"{short(peer)} left out" for peer in self.excluded]
         return f"from {', '.join(names + left_out)}" if names or left_out else "no donor answers"
+
+
+class Piece(NamedTuple):
+    chunk: int
+    entry: int  # 0: the chunk of the state as the donor has it now; else the first ...
+    last: int = 0  # ... and the last of the entries that are wanted of it
+
+
+class Ask(NamedTuple):
+    peer: bytes
+    ticket: int
+    piece: Piece
+
+
+class Drop(NamedTuple):
+    peer: bytes
+    ticket: int
+
+
+class _Asked(NamedTuple):
+    piece: Piece
+    nbytes: int
+    since_s: float
+
+
+@dataclass(slots=True)
+class _PullingDonor:
+    first: int = 0  # entries that it can send
+    last: int = -1
+    asked: dict[int, _Asked] = field(default_factory=dict)  # by ticket, in its order of sending
+    rate: float = 0.0  # bytes per second; 0 until the first piece is here
+    idle_until_s: float = 0.0  # its last piece, or its being asked when it had nothing to do
+    rests_until_s: float = 0.0
+
+    def offers(self, piece: Piece) -> bool:
+        return not piece.entry or self.first <= piece.entry <= self.last
+
+    def speed(self, now_s: float) -> float:
+        """Return bytes per second, no more than what a wait that still goes on allows."""
+        head = next(iter(self.asked.values()), None)
+        if head is None:
+            return self.rate
+        allowed = head.nbytes / max(now_s - self.idle_until_s, 1e-3)
+        return min(self.rate or allowed, allowed)
+
+
+class Pull:
+    """Share wanted pieces among donors.
+
+    Steered by machine.py, which says what is wanted and who is there.
+    """
+
+    def __init__(self) -> None:
+        self._donors: dict[bytes, _PullingDonor] = {}
+        self._open: dict[int, dict[int, int]] = {}  # entry -> chunk -> bytes
+        self._wanted: dict[int, Piece] = {}  # by chunk
+        self._holders: dict[Piece, dict[bytes, int]] = {}  # of whom it is asked, with the ticket
+        self._ticket = 0
+
+    # ------------------------------------------------------------ donors
+
+    @property
+    def donors(self) -> tuple[bytes, ...]:
+        return tuple(self._donors)
+
+    def offer(self, peer: bytes, first: int, last: int) -> None:
+        """Count on this donor for the state, and for entries ``first`` to ``last``."""
+        donor = self._donors.setdefault(peer, _PullingDonor())
+        donor.first, donor.last = first, last
+
+    def reaches_back(self, entry: int) -> bool:
+        """Return whether the log of any donor has this entry, or will have it.
+
+        It will have one that is newer than all.
+        """
+        newest = max((donor.last for donor in self._donors.values()), default=-1)
+        return any(
+            donor.first <= entry and (entry <= donor.last or entry > newest)
+            for donor in self._donors.values()
+        )
+
+    def lose(self, peer: bytes) -> None:
+        """Forget a donor that is gone; what was asked of it is asked of others."""
+        self.interrupt(peer)
+        self._donors.pop(peer, None)
+
+    def interrupt(self, peer: bytes) -> None:
+        """Give up what was asked of a donor: it will not come, though it may be asked again."""
+        donor = self._donors.get(peer)
+        for ticket in list(donor.asked) if donor else ():
+            self._give_up(peer, ticket)
+
+    def refuse(self, peer: bytes, ticket: int, now_s: float) -> None:
+        donor = self._donors.get(peer)
+        if donor is not None and ticket in donor.asked:
+            donor.rests_until_s = now_s + REST_S
+            self._give_up(peer, ticket)
+
+    # ------------------------------------------------------------ pieces
+
+    def want(self, piece: Piece, nbytes: int) -> list[Drop]:
+        """Want a piece; return the requests for its chunk that are void now.
+
+        Whatever else of its chunk was wanted is not any more, but what has been asked of somebody
+        and begins as this does: more entries can be had when those are here.
+        """
+        before = self._wanted.get(piece.chunk)
+        if before == piece:
+            return []
+        if before in self._holders and before.entry == piece.entry and before.last <= piece.last:
+            return []
+        drops = self.forget(piece.chunk)
+        self._wanted[piece.chunk] = piece
+        self._open.setdefault(piece.entry, {})[piece.chunk] = nbytes
+        return drops
+
+    def forget(self, chunk: int) -> list[Drop]:
+        """Want nothing of this chunk any more; return the requests that are void now."""
+        piece = self._wanted.pop(chunk, None)
+        if piece is None:
+            return []
+        self._close(piece)
+        holders = self._holders.pop(piece, {})
+        for peer, ticket in holders.items():
+            self._donors[peer].asked.pop(ticket, None)
+        return [Drop(peer, ticket) for peer, ticket in holders.items()]
+
+    def expects(self, peer: bytes, ticket: int) -> Piece | None:
+        """Return the piece that this ticket was for, if it is still wanted of this donor."""
+        donor = self._donors.get(peer)
+        asked = donor.asked.get(ticket) if donor else None
+        return asked.piece if asked else None
+
+    def arrived(self, peer: bytes, ticket: int, now_s: float) -> list[Drop]:
+        """Note that a wanted piece is here; return the requests for it to others.
+
+        They need not send it.
+        """
+        donor = self._donors[peer]
+        asked = donor.asked[ticket]
+        begun_s = max(donor.idle_until_s, asked.since_s)
+        rate = asked.nbytes / max(now_s - begun_s, 1e-6)
+        donor.rate = rate if not donor.rate else donor.rate + RATE_WEIGHT * (rate - donor.rate)
+        donor.idle_until_s = now_s
+        drops = self.forget(asked.piece.chunk)
+        return [drop for drop in drops if drop.peer != peer]
+
+    def asked(self, chunk: int, now_s: float) -> Piece | None:
+        """Return what of this chunk has been asked of somebody who does not seem to hang."""
+        piece = self._wanted.get(chunk)
+        for peer, ticket in self._holders.get(piece, {}).items() if piece is not None else ():
+            donor = self._donors[peer]
+            if now_s <= max(donor.idle_until_s, donor.asked[ticket].since_s) + HANG_S:
+                return piece
+        return None
+
+    @property
+    def wanted(self) -> int:
+        return len(self._wanted)
+
+    def outstanding(self, peer: bytes) -> int:
+        donor = self._donors.get(peer)
+        return len(donor.asked) if donor else 0
+
+    # ------------------------------------------------------------ who sends what
+
+    def plan(self, now_s: float) -> tuple[list[Ask], list[Drop]]:
+        """Decide what to ask of whom now; return requests to make, and others to take back.
+
+        Until everybody has as much as one may have asked of a donor.
+        """
+        asks: list[Ask] = []
+        drops: list[Drop] = []
+        ready = [p for p, d in self._donors.items() if d.rests_until_s <= now_s]
+        ready.sort(key=lambda peer: len(self._donors[peer].asked))
+        idle: set[bytes] = set()  # for whom there is nothing; one more thing asked changes nothing
+        for depth in range(ASKED_MAX):  # one each in turn: the first pieces come from everybody
+            for peer in ready:
+                donor = self._donors[peer]
+                if len(donor.asked) > depth or peer in idle:
+                    continue
+                piece = self._next_open(donor)
+                if piece is not None:
+                    asks.append(self._ask(peer, piece, self._open[piece.entry][piece.chunk], now_s))
+                    self._close(piece)
+                elif (found := self._worth_stealing(peer, now_s)) is not None:
+                    asked, drop = found
+                    drops += drop
+                    asks.append(self._ask(peer, asked.piece, asked.nbytes, now_s))
+                else:
+                    idle.add(peer)
+        return asks, drops
+
+    def next_deadline_s(self, now_s: float) -> float | None:
+        """Return when a resting donor may be asked again; None if none rests."""
+        rests = [d.rests_until_s for d in self._donors.values() if d.rests_until_s > now_s]
+        return min(rests, default=None)
+
+    def _next_open(self, donor: _PullingDonor) -> Piece | None:
+        entries = [entry for entry in self._open if entry and donor.first <= entry <= donor.last]
+        if entries:
+            entry = min(entries, key=lambda entry: (self._offered_by(entry), entry))
+        elif 0 in self._open:
+            entry = 0
+        else:
+            return None
+        return self._wanted[next(iter(self._open[entry]))]
+
+    def _offered_by(self, entry: int) -> int:
+        return sum(donor.first <= entry <= donor.last for donor in self._donors.values())
+
+    def _worth_stealing(self, thief: bytes, now_s: float) -> tuple[_Asked, list[Drop]] | None:
+        """Return the request that would be answered last, if ``thief`` is so much faster.
+
+        With it, what its donor need not send any more.
+        """
+        mine = self._donors[thief]
+        if not mine.rate and mine.asked:
+            return None  # its first piece will tell
+        queued = sum(asked.nbytes for asked in mine.asked.values())
+        late_s, found, victim = 0.0, 0, b""
+        for peer, donor in self._donors.items():
+            if peer == thief or not donor.asked:
+                continue
+            ticket = self._last_unshared(donor, mine)
+            if ticket:
+                ahead = sum(a.nbytes for t, a in donor.asked.items() if t <= ticket)
+                wait_s = ahead / max(donor.speed(now_s), 1e-9)
+                if wait_s > late_s:
+                    late_s, found, victim = wait_s, ticket, peer
+        if not found:
+            return None
+        donor = self._donors[victim]
+        asked = donor.asked[found]
+        if not mine.rate:  # nobody knows its speed: it may try its hand at what seems to hang
+            worth = now_s > donor.idle_until_s + HANG_S
+        else:
+            mine_s = (queued + asked.nbytes) / max(mine.speed(now_s), 1e-9)
+            worth = late_s > STEAL_FACTOR * mine_s + STEAL_MARGIN_S
+        if not worth:
+            return None
+        if next(iter(donor.asked)) == found:
+            return asked, []  # it may be on its way: whoever is first
+        self._holders[asked.piece].pop(victim)
+        del donor.asked[found]
+        return asked, [Drop(victim, found)]
+
+    def _last_unshared(self, donor: _PullingDonor, thief: _PullingDonor) -> int:
+        """Return the last of its requests that the other could take over; 0 for none."""
+        for ticket in reversed(donor.asked):
+            piece = donor.asked[ticket].piece
+            if len(self._holders[piece]) < HOLDERS_MAX and thief.offers(piece):
+                return ticket
+        return 0
+
+    def _ask(self, peer: bytes, piece: Piece, nbytes: int, now_s: float) -> Ask:
+        self._ticket += 1
+        donor = self._donors[peer]
+        if not donor.asked:
+            donor.idle_until_s = max(donor.idle_until_s, now_s)
+        donor.asked[self._ticket] = _Asked(piece, nbytes, now_s)
+        self._holders.setdefault(piece, {})[peer] = self._ticket
+        return Ask(peer, self._ticket, piece)
+
+    def _give_up(self, peer: bytes, ticket: int) -> None:
+        """Open a piece again that one donor will not send, unless another one does."""
+        asked = self._donors[peer].asked.pop(ticket)
+        holders = self._holders[asked.piece]
+        holders.pop(peer, None)
+        if not holders:
+            del self._holders[asked.piece]
+            self._open.setdefault(asked.piece.entry, {})[asked.piece.chunk] = asked.nbytes
+
+    def _close(self, piece: Piece) -> None:
+        chunks = self._open.get(piece.entry, {})
+        chunks.pop(piece.chunk, None)
+        if not chunks:
+            self._open.pop(piece.entry, None)

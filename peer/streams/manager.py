@@ -27,11 +27,11 @@ from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.streams.congestion import suited
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.streams.sealed import RECORD_BYTES_MAX
 from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream
+from atoll.peer.streams.transfers import TransferKind
 
 # Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
 DRAIN_BYTES = RECORD_BYTES_MAX

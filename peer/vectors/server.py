@@ -27,9 +27,9 @@ from atoll.peer.membership.node import Node
 from atoll.peer.membership.probation import NO_TERMS
 from atoll.peer.membership.view import short
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.state_sync.incoming import Copies, TransferKind
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
+from atoll.peer.streams.transfers import TransferKind, Transfers
 from atoll.peer.vectors.client import VectorClient, VectorFetch
 from atoll.peer.vectors.messages import (
     WHY_BYTES_MAX,
@@ -64,7 +64,7 @@ class VectorService:
         trainers: TrainerService,
         host: ConnectionManager,
         streams: Streams,
-        copies: Copies,
+        copies: Transfers,
         log: Callable[[str], None],
     ) -> None:
         self._me, self._node, self._trainers = node.me.peer, node, trainers

@@ -149,11 +149,8 @@ DECISIONS = (
             "state_sync.assembly",
             "state_sync.machine",
             "state_sync.messages",
-            "state_sync.gathering",
-            "state_sync.histories",
             "state_sync.events",
             "state_sync.verification",
-            "state_sync.pull",
             "state_sync.sources",
         )
     }

@@ -70,7 +70,7 @@ class Site:
         )
         self.sync = SyncClient(
             host=self.host,
-            copies=router.copies,
+            transfers=router.copies,
             rounds=self.rounds,
             shelf=ChunkCache(home.path / "received", lambda line: say(log=line)),
             owner=self,

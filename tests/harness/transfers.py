@@ -52,7 +52,7 @@ class Site:
         self.donor.state = self.state
         self.sync = SyncClient(
             host=self.host,
-            copies=self.router.copies,
+            transfers=self.router.copies,
             rounds=self.rounds,
             shelf=ChunkCache(home.path / "received", self.logs.append),
             owner=self,

@@ -19,8 +19,8 @@ from atoll.peer.authority.revocations import Revocations
 from atoll.peer.checkpoint.format import parse_manifest
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.wire import decode, encode, registered
-from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.streams.frames import unpack_header
+from atoll.peer.streams.transfers import TransferKind
 
 CASES = [(name, variant) for name in samples.names() for variant in samples.VARIANTS]
 

@@ -9,8 +9,7 @@ from harness.donors import Store, donors_of, goal_of, own_of
 from atoll.peer.state_sync import events as ln
 from atoll.peer.state_sync import messages as ft
 from atoll.peer.state_sync.machine import TICK_S, SyncMachine
-from atoll.peer.state_sync.pull import Pull
-from atoll.peer.state_sync.sources import SOON_DONORS, SOON_S
+from atoll.peer.state_sync.sources import SOON_DONORS, SOON_S, Pull
 
 
 class Laggard:

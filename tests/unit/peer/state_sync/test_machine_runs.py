@@ -7,8 +7,8 @@ from harness.catching import begin, history_of, reached
 from harness.donors import Donor, History, Store, World, donors_of, goal_of, own_of, step
 
 from atoll.peer.membership.view import Member
+from atoll.peer.state_sync import assembly
 from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import gathering
 from atoll.peer.state_sync.verification import part_head
 
 ODD = Member(b"\x09" * 32, 1, address="h9:1")
@@ -94,7 +94,7 @@ def test_what_comes_before_a_wrong_part_counts_and_the_rest_is_had_elsewhere(
 
 
 def test_a_run_beyond_a_goal_that_goes_back_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "REVIEW_CHUNKS", 5)  # as 1000 of a model of 100,000 chunks
+    monkeypatch.setattr(assembly, "REVIEW_CHUNKS", 5)  # as 1000 of a model of 100,000 chunks
     history = history_of(16, 60)
     donors = donors_of(history, [4000.0] * 3)
     world = World(donors, 1e6)

@@ -6,10 +6,9 @@ import pytest
 from harness.catching import begin, history_of, names, reached
 from harness.donors import CHUNK_BYTES, Store, World, donors_of, goal_of, own_of, sha
 
+from atoll.peer.state_sync import assembly
 from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import gathering
-from atoll.peer.state_sync.assembly import Assembly
-from atoll.peer.state_sync.gathering import OWN_S
+from atoll.peer.state_sync.assembly import OWN_S, Assembly
 from atoll.peer.state_sync.machine import USUAL_S
 
 # ---------------------------------------------------------------- members that hang or deceive
@@ -135,7 +134,7 @@ def test_own_bytes_that_are_not_what_was_noted_cost_their_chunk_and_no_donor() -
 
 
 def test_a_large_state_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "REVIEW_CHUNKS", 7)
+    monkeypatch.setattr(assembly, "REVIEW_CHUNKS", 7)
     history = history_of(9, chunks=100)
     donors = donors_of(history, [100_000.0] * 3)
     world = World(donors, 1e6)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.peer.state_sync.messages import ASKED_MAX
-from atoll.peer.state_sync.pull import HANG_S, REST_S, Ask, Piece, Pull
+from atoll.peer.state_sync.sources import HANG_S, REST_S, Ask, Piece, Pull
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 

@@ -20,11 +20,11 @@ from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member
 from atoll.peer.state_sync import machine, sources
 from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.incoming import TransferKind
-from atoll.peer.state_sync.serving import BUSY_BYTES, BUSY_SHARE, Queue, ServingPace
+from atoll.peer.state_sync.server import BUSY_BYTES, BUSY_SHARE, Queue, ServingPace
 from atoll.peer.state_sync.verification import entry_holds, entry_leaf, open_parts, part_head
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet
+from atoll.peer.streams.transfers import TransferKind
 
 
 def test_a_state_comes_from_three_donors_of_which_one_dies_and_one_lies(tmp_path: Path) -> None:

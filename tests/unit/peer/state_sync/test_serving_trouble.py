@@ -25,10 +25,10 @@ from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.state_sync import messages as ft
 from atoll.peer.state_sync import server as donor_module
-from atoll.peer.state_sync.incoming import Copies
-from atoll.peer.state_sync.result_client import HEAD_TIMEOUT_S, Fetcher
+from atoll.peer.state_sync.client import HEAD_TIMEOUT_S, ResultFetcher
 from atoll.peer.state_sync.server import RESULTS_MAX, SERVES_MAX, Donor
 from atoll.peer.streams.manager import Streams, StripeId
+from atoll.peer.streams.transfers import Transfers
 
 PEER = b"p" * 32
 BEGIN = Begin(b"L" * 32, 1, 2, 1, STEP, (PEER,), (1.0,))
@@ -244,7 +244,7 @@ def test_a_result_that_is_over_is_not_sent_to_the_end() -> None:
 
 def test_a_question_that_cannot_be_sent_leaves_nothing_behind() -> None:
     async def scenario() -> None:
-        fetcher = Fetcher(Wire(up=False), Copies())  # type: ignore[arg-type]
+        fetcher = ResultFetcher(Wire(up=False), Transfers())  # type: ignore[arg-type]
         result = RoundResult(get_codec("int8"), grid_for(10_000))
         with pytest.raises(ConnectError, match="no control link"):
             await fetcher.fetch(BEGIN, PEER, result)
@@ -259,7 +259,7 @@ def test_only_lacking_chunks_are_asked_for() -> None:
         result = RoundResult(get_codec("int8"), grid_for(10_000))
         for chunk in final:
             result.digests[chunk] = b"d" * 32
-        fetcher = Fetcher(wire, Copies())  # type: ignore[arg-type]
+        fetcher = ResultFetcher(wire, Transfers())  # type: ignore[arg-type]
         with pytest.raises(ConnectError):
             await fetcher.fetch(BEGIN, PEER, result)
         [question] = wire.sent

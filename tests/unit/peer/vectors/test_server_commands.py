@@ -16,7 +16,7 @@ from atoll.optim.spec import RunSpec
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short
-from atoll.peer.state_sync.incoming import Copies
+from atoll.peer.streams.transfers import Transfers
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
 from atoll.peer.vectors.server import VectorService
 
@@ -43,7 +43,7 @@ class Site:
             trainers=self.trainers,
             host=host,
             streams=SimpleNamespace(),  # type: ignore[arg-type]  # nothing is sent
-            copies=Copies(),
+            copies=Transfers(),
             log=lambda line: None,
         )
         manifest = Manifest.of([Parameter("w", (3,))])
