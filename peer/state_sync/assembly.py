@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 
 from atoll.peer.membership.events import Goal
 from atoll.peer.rounds.entries import EntryHead
-from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.events import SyncStore, TellDonor
-from atoll.peer.state_sync.messages import AskHeads, HeadsAre, StateIs
-from atoll.peer.state_sync.sources import Ask, Drop, Piece, Supply
+from atoll.peer.state_sync import events as ev
+from atoll.peer.state_sync import messages as msg
+from atoll.peer.state_sync.sources import Ask, DonorTable, Drop, Piece
 from atoll.peer.state_sync.verification import (
     RUN_MAX,
     Heads,
@@ -28,24 +26,25 @@ from atoll.peer.state_sync.verification import (
 )
 
 OWN_S = 5.0  # for heads that say whether our own state counts; then chunks are asked for as well
-REVIEW_CHUNKS = 1000  # at a time: 10 ms, with the learner's lock held, of a model of any size
+REVIEW_CHUNKS = 1000  # at a time: 10 ms, with the client's lock held, of a model of any size
+# Of questions for heads.
 ANSWER_S = 5.0  # then another donor is asked
 REST_S = 2.0  # of a donor that has no heads for us, or those of another history
-PARTS_MAX = 64  # answers to one question: 64 MiB of heads at the very most
+PARTS_MAX = 64  # answers to one of them: 64 MiB of heads at the very most
 
 
-class Gathering:
-    """Gather the chunks of a state, from one task to the next.
+class StateAssembly:
+    """Get the chunks of a state, from one task to the next.
 
     Lives as long as the machine: what has been received stays.
     """
 
-    def __init__(self, supply: Supply, out: list[ln.Effect]) -> None:
-        self.assembly: Assembly | None = None
+    def __init__(self, donors: DonorTable, out: list[ev.Effect]) -> None:
+        self.table: ChunkTable | None = None
         self.progress_s = 0.0  # when something useful came last
-        self._supply, self._out = supply, out
-        self._histories = Histories()
-        self._own = ln.Own()
+        self._donors, self._out = donors, out
+        self._history = ProvenHistory()
+        self._own = ev.OwnState()
         self._own_counts = False  # our own state may be on the history of the goal
         self._own_until_s = 0.0  # ... and nothing is asked for until then, or until that is known
         self._goal = 0  # its round
@@ -57,224 +56,222 @@ class Gathering:
     # ------------------------------------------------------------ the task
 
     def aim(self, goal: Goal) -> bool:
-        """Set the goal; return False if it is of another history than what was loaded so far."""
+        """Set the goal; return False if it is of another history than what is here so far."""
         before, self._goal = self._goal, goal.round
         if goal.round != before:
             self._went_back = goal.round < before
-        if self._went_back and self.assembly is not None:
-            self.assembly.go_back(goal.round)
-        self._look_again()
-        return self._histories.aim(goal.round, goal.chain)
+        if self._went_back and self.table is not None:
+            self.table.go_back(goal.round)
+        self.look_again()
+        return self._history.aim(goal.round, goal.chain)
 
-    def begin(self, goal: Goal, own: ln.Own, now_s: float) -> None:
+    def begin(self, goal: Goal, own: ev.OwnState, now_s: float) -> None:
         self._own = own
         self._own_counts = 0 < own.round <= goal.round and not goal.suspect
         self._own_until_s = float("inf")
         self.progress_s = now_s
-        if self.assembly is not None and not self.assembly.store.is_open:
-            self.assembly = None  # a commit has overwritten it
+        if self.table is not None and not self.table.store.is_open:
+            self.table = None  # a commit has overwritten it
 
-    def prepared(self, store: ln.SyncStore, blob_digest: bytes, now_s: float) -> None:
-        self.assembly = Assembly(store, blob_digest)
+    def prepared(self, store: ev.SyncStore, blob_digest: bytes, now_s: float) -> None:
+        self.table = ChunkTable(store, blob_digest)
         self._refuted.clear()
-        self._look_again()
+        self.look_again()
         self.progress_s = now_s
 
-    def take_shelved(self, shelved: Sequence[tuple[int, int, bytes]]) -> None:
+    def take_cached(self, cached: Sequence[tuple[int, int, bytes]]) -> None:
         """Take chunks of an earlier life that donors may confirm and bring forward."""
-        assert self.assembly is not None
+        assert self.table is not None
         taken = 0
-        for chunk, number, digest in shelved:
-            is_recent = self._goal - ft.DIGESTS_MAX < number <= self._goal
-            if is_recent and self._supply.pull.reaches_back(number + 1):
-                self.assembly.take_state(chunk, number, digest, b"")
+        for chunk, number, digest in cached:
+            is_recent = self._goal - msg.DIGESTS_MAX < number <= self._goal
+            if is_recent and self._donors.pieces.reaches_back(number + 1):
+                self.table.take_state(chunk, number, digest, b"")
                 taken += 1
-        if shelved:
-            count = self.assembly.count
+        if cached:
+            count = self.table.count
             self._out.append(
-                ln.Say(f"{taken} of {count} chunks of the state are here from before the restart")
+                ev.LogLine(
+                    f"{taken} of {count} chunks of the state are here from before the restart"
+                )
             )
 
     def release(self) -> None:
         """Stop taking what was asked for."""
-        if self.assembly is not None:
-            self._want_nothing(self.assembly)
-            self.assembly.forget_unsettled(self._supply.attestation.agreed)
+        if self.table is not None:
+            self._want_nothing(self.table)
+            self.table.forget_unagreed(self._donors.attestation.agreed)
 
     def lost(self, peer: bytes) -> None:
         """Stop waiting for heads of this donor, whose control link has ended."""
-        self._histories.forget(peer)
+        self._history.forget(peer)
 
-    def learned(self) -> None:
-        """Look at all chunks again, because donors have said something new."""
-        self._look_again()
+    def look_again(self) -> None:
+        """Look at all chunks again: something has changed that may concern every one."""
+        self._due = self.table.count if self.table is not None else 0
 
-    def agreed(self) -> None:
+    def on_agreed(self) -> None:
         """Look at all chunks again, because other digests are agreed than before.
 
         Donors of chunks that are of another state than the agreed one are excluded.
         """
-        self._look_again()
-        if self.assembly is not None:
-            for peer, number in self.assembly.expose(self._supply.attestation.agreed).items():
-                self._supply.exclude(peer, f"what it sent is not of the state after round {number}")
+        self.look_again()
+        if self.table is not None:
+            for peer, number in self.table.expose(self._donors.attestation.agreed).items():
+                self._donors.exclude(peer, f"what it sent is not of the state after round {number}")
 
     def distrust_all(self) -> None:
-        assert self.assembly is not None
-        self.assembly.distrust_all()
-        self._look_again()
+        assert self.table is not None
+        self.table.distrust_all()
+        self.look_again()
 
     def review(self, goal: Goal, now_s: float) -> None:
-        """Look at some chunks, if anything has been learned that may concern all of them."""
-        assembly = self.assembly
-        assert assembly is not None
+        """Look at some chunks, if anything has come out that may concern all of them."""
+        table = self.table
+        assert table is not None
         if self._own_counts:
-            self._judge_own(assembly, goal, now_s)
+            self._judge_own(table, goal, now_s)
         for _ in range(min(self._due, REVIEW_CHUNKS)):
-            self._next = (self._next + 1) % assembly.count
+            self._next = (self._next + 1) % table.count
             self._due -= 1
-            self._refresh(assembly, goal, self._next, now_s)
-        self._ask_heads(assembly, goal, now_s)
+            self._refresh(table, goal, self._next, now_s)
+        self._ask_heads(table, goal, now_s)
 
-    def pull(self, goal: Goal, now_s: float) -> bool:
+    def request_pieces(self, goal: Goal, now_s: float) -> bool:
         """Ask for what is wanted; return True when all of the goal's state is here."""
-        assembly, pull = self.assembly, self._supply.pull
-        assert assembly is not None
-        asks, drops = pull.plan(now_s)
+        table, pieces = self.table, self._donors.pieces
+        assert table is not None
+        asks, drops = pieces.plan(now_s)
         self._drop(drops)
         for ask in asks:
-            self._request(assembly, ask)
-        agreed = self._supply.attestation.agreed
-        here = not pull.wanted and not self._due and goal.round in agreed
-        return here and assembly.is_complete(goal.round, agreed)
+            self._request(table, ask)
+        agreed = self._donors.attestation.agreed
+        here = not pieces.wanted and not self._due and goal.round in agreed
+        return here and table.is_complete(goal.round, agreed)
 
     # ------------------------------------------------------------ history
 
-    def _look_again(self) -> None:
-        """Look at all chunks again: something has changed that may concern every one."""
-        self._due = self.assembly.count if self.assembly is not None else 0
+    def _want_nothing(self, table: ChunkTable) -> None:
+        for chunk in range(table.count):
+            self._drop(self._donors.pieces.forget(chunk))
 
-    def _want_nothing(self, assembly: Assembly) -> None:
-        for chunk in range(assembly.count):
-            self._drop(self._supply.pull.forget(chunk))
-
-    def _judge_own(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
+    def _judge_own(self, table: ChunkTable, goal: Goal, now_s: float) -> None:
         """Decide whether our own state is on the history of the goal.
 
         Then it needs entries only.
         """
-        if not self._supply.usable():
+        if not self._donors.usable():
             return  # links are being renewed
-        own, heads = self._own, self._histories.valid
+        own, heads = self._own, self._history.valid
         known = heads.chain_after(own.round) if heads is not None else b""
         if own.round == goal.round:
             known = goal.chain
-        if not known and self._supply.pull.reaches_back(own.round + 1):
+        if not known and self._donors.pieces.reaches_back(own.round + 1):
             if now_s >= self._own_until_s > 0:
                 self._own_until_s = 0.0
-                self._look_again()
+                self.look_again()
             self._own_until_s = min(self._own_until_s, now_s + OWN_S)
             return  # the heads will tell
         self._own_counts = False
-        self._look_again()
+        self.look_again()
         if known == own.chain:
-            assembly.seed(own.round)
+            table.seed(own.round)
 
-    def _ask_heads(self, assembly: Assembly, goal: Goal, now_s: float) -> None:
-        first = assembly.needs_heads_from(goal.round)
+    def _ask_heads(self, table: ChunkTable, goal: Goal, now_s: float) -> None:
+        first = table.needs_heads_from(goal.round)
         if self._own_counts and self._own.round < goal.round:
             first = min(first or goal.round, self._own.round + 1)
-        while self._histories.mute:
-            if self._supply.gave_no_heads(self._histories.mute.pop()):
-                self._look_again()
-        if first and self._supply.pull.reaches_back(first):
-            donors = self._supply.usable()
-            question = self._histories.ask(first, goal.round, goal.chain, donors, now_s)
+        while self._history.mute:
+            if self._donors.gave_no_heads(self._history.mute.pop()):
+                self.look_again()
+        if first and self._donors.pieces.reaches_back(first):
+            donors = self._donors.usable()
+            question = self._history.ask(first, goal.round, goal.chain, donors, now_s)
             if question is not None:
                 self._out.append(question)
 
-    def take_heads(self, source: bytes, message: ft.HeadsAre, now_s: float) -> None:
-        histories, old, changes = self._histories, self._histories.heads, self._histories.changes
-        verdict = histories.take(source, message, now_s)
-        if verdict:
-            self._supply.exclude(source, verdict)
-        if histories.changes == changes:
+    def take_heads(self, source: bytes, message: msg.HeadsAre, now_s: float) -> None:
+        history, old, changes = self._history, self._history.heads, self._history.changes
+        wrong = history.take(source, message, now_s)
+        if wrong:
+            self._donors.exclude(source, wrong)
+        if history.changes == changes:
             return
         self.progress_s = now_s
-        new = histories.heads
-        self._look_again()
+        new = history.heads
+        self.look_again()
         if old is not None and new is not None and new.contradicts(old):
-            self._supply.discount_pause()
+            self._donors.forget_exclusions()
             lost = 0
-            if self.assembly is not None:
-                lost = self.assembly.change_history(old, new)
-                self._want_nothing(self.assembly)  # entries under way would seem to be wrong
+            if self.table is not None:
+                lost = self.table.change_history(old, new)
+                self._want_nothing(self.table)  # entries under way would seem to be wrong
             self._out.append(
-                ln.Say(f"the run's history has changed: {lost} chunks are downloaded again")
+                ev.LogLine(f"the run's history has changed: {lost} chunks are downloaded again")
             )
 
     # ------------------------------------------------------------ pieces
 
-    def _refresh(self, assembly: Assembly, goal: Goal, chunk: int, now_s: float) -> None:
+    def _refresh(self, table: ChunkTable, goal: Goal, chunk: int, now_s: float) -> None:
         """Want what the chunk needs now, and nothing else of it."""
-        pull = self._supply.pull
-        heads, agreed = self._histories.valid, self._supply.attestation.agreed
-        asked = pull.asked(chunk, now_s)
-        piece = assembly.next_piece(chunk, goal.round, heads, agreed, pull.reaches_back, asked)
+        pieces = self._donors.pieces
+        heads, agreed = self._history.valid, self._donors.attestation.agreed
+        asked = pieces.asked(chunk, now_s)
+        piece = table.next_piece(chunk, goal.round, heads, agreed, pieces.reaches_back, asked)
         if piece is None or (self._own_counts and now_s < self._own_until_s):
-            self._drop(pull.forget(chunk))
+            self._drop(pieces.forget(chunk))
         else:
-            self._drop(pull.want(piece, assembly.nbytes(piece, heads)))
+            self._drop(pieces.want(piece, table.nbytes(piece, heads)))
 
-    def _hint(self, assembly: Assembly, chunk: int) -> bytes:
-        return b"" if chunk in self._refuted else assembly.store.hint(chunk)
+    def _hint(self, table: ChunkTable, chunk: int) -> bytes:
+        return b"" if chunk in self._refuted else table.store.hint(chunk)
 
-    def _request(self, assembly: Assembly, ask: Ask) -> None:
+    def _request(self, table: ChunkTable, ask: Ask) -> None:
         chunk, entry, last = ask.piece
-        have = b"" if entry else self._hint(assembly, chunk)
-        self._supply.tell(ask.peer, ft.FetchPiece(ask.ticket, chunk, entry, last, have))
+        have = b"" if entry else self._hint(table, chunk)
+        self._donors.send(ask.peer, msg.FetchPiece(ask.ticket, chunk, entry, last, have))
 
     def _drop(self, drops: list[Drop]) -> None:
         by_peer: dict[bytes, list[int]] = {}
         for peer, ticket in drops:
             by_peer.setdefault(peer, []).append(ticket)
         for peer, tickets in by_peer.items():  # at most ASKED_MAX each
-            self._supply.tell(peer, ft.DropPieces(tuple(tickets)))
+            self._donors.send(peer, msg.DropPieces(tuple(tickets)))
 
-    def take_piece(self, event: ln.PieceArrived, goal: Goal, now_s: float) -> None:
+    def take_piece(self, event: ev.PieceArrived, goal: Goal, now_s: float) -> None:
         """Verify and store what has arrived, if it is still wanted.
 
         Who sends rubbish is left out from now on.
         """
-        piece = self._supply.pull.expects(event.source, event.ticket)
-        assembly = self.assembly
-        if piece is None or assembly is None or not assembly.store.is_open:
+        piece = self._donors.pieces.expects(event.source, event.ticket)
+        table = self.table
+        if piece is None or table is None or not table.store.is_open:
             return
         if self._went_back and max(event.number, piece.last) > goal.round:
-            self._supply.pull.refuse(event.source, event.ticket, now_s)  # the donor will go back
+            self._donors.pieces.refuse(event.source, event.ticket, now_s)  # the donor will go back
             return
-        wrong = self._store(assembly, piece, event)
+        wrong = self._store(table, piece, event)
         if wrong:
-            self._supply.exclude(event.source, wrong)
-            self._look_again()  # what came before the wrong part counts
+            self._donors.exclude(event.source, wrong)
+            self.look_again()  # what came before the wrong part counts
             return
         self.progress_s = now_s
-        self._drop(self._supply.pull.arrived(event.source, event.ticket, now_s))
-        self._refresh(assembly, goal, piece.chunk, now_s)
+        self._drop(self._donors.pieces.arrived(event.source, event.ticket, now_s))
+        self._refresh(table, goal, piece.chunk, now_s)
 
-    def _store(self, assembly: Assembly, piece: Piece, event: ln.PieceArrived) -> str:
+    def _store(self, table: ChunkTable, piece: Piece, event: ev.PieceArrived) -> str:
         """Store a piece; return "", or what is wrong with it."""
         if piece.entry:
-            return self._store_run(assembly, piece, event.parts)
-        store, chunk = assembly.store, piece.chunk
+            return self._store_run(table, piece, event.parts)
+        store, chunk = table.store, piece.chunk
         if len(event.parts) != 1:
             return f"chunk {chunk} cannot be read"
         [part] = event.parts
         if not part.same and len(part.data) != store.state_bytes(chunk):
             return f"chunk {chunk} has {len(part.data)} bytes"
-        leaf = self._hint(assembly, chunk) if part.same else part.sha
-        digest = state_of(leaf, chunk, assembly.count, part.proof, assembly.blob_digest)
-        agreed = self._supply.attestation.agreed.get(event.number, digest)
+        leaf = self._hint(table, chunk) if part.same else part.sha
+        digest = state_of(leaf, chunk, table.count, part.proof, table.blob_digest)
+        agreed = self._donors.attestation.agreed.get(event.number, digest)
         if not leaf or not digest or agreed != digest:
             return f"chunk {chunk} is not of the state after round {event.number}"
         if part.same and store.leaf(chunk) != leaf:
@@ -285,29 +282,29 @@ class Gathering:
         else:
             store.put(chunk, event.number, part.data, part.sha, digest)
             self._refuted.discard(chunk)
-        assembly.take_state(chunk, event.number, digest, event.source)
+        table.take_state(chunk, event.number, digest, event.source)
         return ""
 
-    def _store_run(self, assembly: Assembly, piece: Piece, parts: Sequence[ReceivedPart]) -> str:
+    def _store_run(self, table: ChunkTable, piece: Piece, parts: Sequence[ReceivedPart]) -> str:
         """Replay as many entries as came, the first of them first.
 
         Return "", or what is wrong with them.
         """
-        store, chunk = assembly.store, piece.chunk
-        entries = assembly.run(piece, self._histories.valid)
+        store, chunk = table.store, piece.chunk
+        entries = table.run(piece, self._history.valid)
         if not entries:
             return ""  # the run has left this history meanwhile
         if not 0 < len(parts) <= len(entries):
             return f"chunk {chunk} of entry {piece.entry} cannot be read"
         for head, part in zip(entries, parts, strict=False):
-            if head.round <= assembly.round_of(chunk):
+            if head.round <= table.round_of(chunk):
                 continue  # of an earlier answer, whose end was wrong
             place = store.place(head, chunk)
             right = len(part.data) == store.entry_bytes(head, chunk) and not part.same
             if place is None or not right or not entry_holds(head, *place, part):
                 return f"chunk {chunk} of entry {head.round} is not what its root says"
             store.replay(chunk, head, part.data)
-            assembly.take_entry(chunk, head.round)
+            table.take_entry(chunk, head.round)
         return ""
 
 
@@ -320,10 +317,10 @@ class _Chunk:
     confirmed: bool = False  # the digest has been agreed
 
 
-class Assembly:
+class ChunkTable:
     """Keep the account of one attempt at one state, across goals; ``store`` has the bytes."""
 
-    def __init__(self, store: SyncStore, blob_digest: bytes) -> None:
+    def __init__(self, store: ev.SyncStore, blob_digest: bytes) -> None:
         self.store, self.blob_digest = store, blob_digest
         self._chunks = [_Chunk() for _ in range(store.chunks)]
         self._written: set[int] = set()  # chunks whose bytes here are not our own state's any more
@@ -454,7 +451,7 @@ class Assembly:
             self._chunks[index] = _Chunk()
         return liars
 
-    def forget_unsettled(self, agreed: Mapping[int, bytes]) -> None:
+    def forget_unagreed(self, agreed: Mapping[int, bytes]) -> None:
         """Want chunks again that are of states about which there was no agreement."""
         for index, chunk in enumerate(self._chunks):
             if chunk.at >= 0 and chunk.digest and chunk.origin not in agreed:
@@ -477,7 +474,7 @@ class Assembly:
 
 
 @dataclass(slots=True)
-class _HistoryRequest:
+class _HeadRequest:
     peer: bytes
     first: int
     last: int
@@ -492,17 +489,17 @@ class _HistoryRequest:
         return self.first + len(self.heads)
 
 
-class Histories:
+class ProvenHistory:
     """Ask for heads and prove them; ``heads`` is proven: it leads to the chain of a goal."""
 
     def __init__(self) -> None:
         self.heads: Heads | None = None
-        self.changes = 0  # counts what was learned
+        self.changes = 0  # counts what was proven
         self._left = False  # the goal is on another history than `heads`
-        self._question: _HistoryRequest | None = None
+        self._question: _HeadRequest | None = None
         self._rests_until_s: dict[bytes, float] = {}
         self.mute: list[bytes] = []  # donors that did not answer, or gave nothing; for the owner
-        self._more: TellDonor | None = None
+        self._more: ev.SendToDonor | None = None
 
     @property
     def valid(self) -> Heads | None:
@@ -523,9 +520,9 @@ class Histories:
         first: int,
         last: int,
         chain: bytes,
-        donors: Sequence[tuple[bytes, StateIs]],
+        donors: Sequence[tuple[bytes, msg.StateIs]],
         now_s: float,
-    ) -> TellDonor | None:
+    ) -> ev.SendToDonor | None:
         """Return the next question, if heads from ``first`` to the goal are lacking.
 
         None if none are, or if they cannot be had now.
@@ -552,10 +549,10 @@ class Histories:
         if peer is None:
             self._question = None
             return None
-        self._question = _HistoryRequest(peer, first, last, chain, now_s)
-        return TellDonor(peer, AskHeads(first, last))
+        self._question = _HeadRequest(peer, first, last, chain, now_s)
+        return ev.SendToDonor(peer, msg.AskHeads(first, last))
 
-    def take(self, source: bytes, answer: HeadsAre, now_s: float) -> str:
+    def take(self, source: bytes, answer: msg.HeadsAre, now_s: float) -> str:
         """Take heads from a donor; return what is wrong with the donor, or "".
 
         Heads that are proven are kept.
@@ -573,7 +570,7 @@ class Histories:
         asked.since_s = now_s
         asked.heads += answer.heads[: asked.last + 1 - asked.next]
         if asked.next <= asked.last and asked.parts < PARTS_MAX:
-            self._more = TellDonor(source, AskHeads(asked.next, asked.last))
+            self._more = ev.SendToDonor(source, msg.AskHeads(asked.next, asked.last))
             return ""
         self._question = None
         tip = fold(asked.before, asked.first, asked.heads)
@@ -590,7 +587,7 @@ class Histories:
         if self._question is not None and self._question.peer == peer:
             self._question = self._more = None
 
-    def _prove(self, asked: _HistoryRequest) -> None:
+    def _prove(self, asked: _HeadRequest) -> None:
         heads = self.valid
         self.changes += 1
         if heads is not None and asked.first == heads.last + 1:

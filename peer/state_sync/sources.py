@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import ARCHIVE, WITNESS, Member, short
-from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.messages import ASKED_MAX
+from atoll.peer.state_sync import events as ev
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync.verification import Attestation
 
 DONORS_MAX = 16  # each costs a stream with a thread and a chunk of memory; three fill most links
@@ -31,9 +30,8 @@ SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commi
 SOON_DONORS = 4
 DIAL_S = 2.0  # between two attempts to reach a donor
 GATHER_S = 3.0  # members that have no link by then are not waited for in an attestation
-VOICE_S = (
-    1.5  # ... nor those that leave a question open for so long, but the coordinator: they hang
-)
+# ... nor those that leave a question open for so long, but the coordinator: they hang.
+VOICE_S = 1.5
 MUTE_MAX = 2  # questions about a donor's log without an answer: then it has none
 _SILENT = 1 << 62  # as the round of a member: of what it has not named yet it will name nothing
 HOLDERS_MAX = 2  # donors that the same piece is asked of at a time
@@ -44,7 +42,7 @@ REST_S = 0.5  # of a donor that could not give a piece: until it is worth asking
 RATE_WEIGHT = 0.25  # of the newest piece in the estimate of a donor's speed
 
 
-def digest_of(has: ft.StateIs) -> bytes:
+def digest_of(has: msg.StateIs) -> bytes:
     """Return the state digest, from the two things that it covers."""
     return hashlib.sha256(has.blob_digest + has.root).digest()
 
@@ -55,7 +53,7 @@ class _KnownDonor:
     dialled_s: float = float("-inf")
     polled_s: float = float("-inf")
     open_s: float = float("inf")  # when the first question after its last answer was asked
-    has: ft.StateIs | None = None
+    has: msg.StateIs | None = None
     mute: int = 0  # questions about its log that it left open, or answered with nothing
     empty: bool = False  # it said that it has no state to give
 
@@ -66,9 +64,11 @@ class _KnownDonor:
         return self.has.round if self.has is not None else -1
 
 
-class Supply:
-    def __init__(self, out: list[ln.Effect]) -> None:
-        self.pull = Pull()
+class DonorTable:
+    """Keep what is known of the donors, and ask them; effects go to ``out``, the machine's."""
+
+    def __init__(self, out: list[ev.Effect]) -> None:
+        self.pieces = PieceScheduler()
         self.attestation = Attestation()
         self.excluded: dict[bytes, str] = {}
         self._out = out
@@ -98,10 +98,10 @@ class Supply:
             self._donors[member.peer] = donor if donor and same_life else _KnownDonor(member)
         for peer in known:
             if peer not in self._donors:
-                self.pull.lose(peer)
+                self.pieces.lose(peer)
                 self.attestation.forget(peer)
 
-    def discount_pause(self) -> None:
+    def forget_exclusions(self) -> None:
         """Forget whom not to believe: on another history they may be right."""
         self.excluded.clear()
         self.attestation = Attestation()
@@ -111,8 +111,8 @@ class Supply:
 
     def release(self) -> None:
         """Stop taking what was asked for."""
-        for peer in self.pull.donors:
-            self.pull.lose(peer)
+        for peer in self.pieces.donors:
+            self.pieces.lose(peer)
 
     # ------------------------------------------------------------ what donors say
 
@@ -120,7 +120,7 @@ class Supply:
         """Set which peers have a control link; return whether that is news."""
         changed = peers != self.linked
         for peer in self.linked - peers:
-            self.pull.lose(peer)
+            self.pieces.lose(peer)
             self.attestation.forget(peer)
             if peer in self._donors:
                 self._donors[peer] = _KnownDonor(self._donors[peer].member)
@@ -130,11 +130,11 @@ class Supply:
     def knows(self, peer: bytes) -> bool:
         return peer in self._donors and peer not in self.excluded
 
-    def said(self, peer: bytes) -> ft.StateIs | None:
+    def reported(self, peer: bytes) -> msg.StateIs | None:
         """Return what this donor has, as far as it is counted on."""
-        return self._donors[peer].has if peer in self.pull.donors else None
+        return self._donors[peer].has if peer in self.pieces.donors else None
 
-    def hear(self, source: bytes, has: ft.StateIs) -> None:
+    def note_state(self, source: bytes, has: msg.StateIs) -> None:
         donor = self._donors[source]
         if donor.mute >= MUTE_MAX:
             has = replace(has, log_first=max(0, has.round + 1))
@@ -142,18 +142,18 @@ class Supply:
         donor.empty, donor.has = has.round < 0, has if has.round >= 0 else None
         self.attestation.forget(source)
         if donor.empty:
-            self.pull.lose(source)
+            self.pieces.lose(source)
             return
-        self.attestation.hear(source, has.first, has.digests)
-        self.attestation.hear(source, has.round, digest_of(has))
-        self.pull.offer(source, has.log_first, has.round)
+        self.attestation.record(source, has.first, has.digests)
+        self.attestation.record(source, has.round, digest_of(has))
+        self.pieces.offer(source, has.log_first, has.round)
 
-    def settle(self, now_s: float) -> bool:
+    def recount(self, now_s: float) -> bool:
         """Count who names what, and leave out whoever is alone with it.
 
         Return whether that is news.
         """
-        if not self.attestation.settle(self._coordinator, self._members(now_s), now_s):
+        if not self.attestation.recount(self._coordinator, self._members(now_s), now_s):
             return False
         for peer, number in self.attestation.dissenters().items():
             said = self.attestation.describe(number)
@@ -164,9 +164,9 @@ class Supply:
         if peer in self.excluded:
             return
         self.excluded[peer] = why
-        self.pull.lose(peer)
+        self.pieces.lose(peer)
         self.attestation.forget(peer)
-        self._out.append(ln.Say(f"{short(peer)} is not asked for the state any more: {why}"))
+        self._out.append(ev.LogLine(f"{short(peer)} is not asked for the state any more: {why}"))
 
     def gave_no_heads(self, peer: bytes) -> bool:
         """Count a question about its log that this donor has answered with nothing, or not at all.
@@ -180,11 +180,11 @@ class Supply:
         if donor.mute < MUTE_MAX:
             return False
         donor.has = replace(donor.has, log_first=donor.has.round + 1)
-        self.pull.offer(peer, donor.has.log_first, donor.has.round)
-        self._out.append(ln.Say(f"{short(peer)} does not send the rounds that it says it has"))
+        self.pieces.offer(peer, donor.has.log_first, donor.has.round)
+        self._out.append(ev.LogLine(f"{short(peer)} does not send the rounds that it says it has"))
         return True
 
-    def usable(self) -> list[tuple[bytes, ft.StateIs]]:
+    def usable(self) -> list[tuple[bytes, msg.StateIs]]:
         return [
             (peer, donor.has)
             for peer, donor in self._donors.items()
@@ -217,16 +217,16 @@ class Supply:
             if peer not in self.linked:
                 if now_s >= donor.dialled_s + DIAL_S and donor.member.address:
                     donor.dialled_s = now_s
-                    self._out.append(ln.DialDonor(donor.member))
+                    self._out.append(ev.DialDonor(donor.member))
                 continue
             pause_s = (SOON_S if peer == self._coordinator else soon_s) if soon else POLL_S
             if now_s >= donor.polled_s + pause_s:
                 donor.polled_s = now_s
                 donor.open_s = min(donor.open_s, now_s)
-                self._out.append(ln.TellDonor(peer, ft.AskState(first)))
+                self._out.append(ev.SendToDonor(peer, msg.AskState(first)))
 
-    def tell(self, peer: bytes, message: object) -> None:
-        self._out.append(ln.TellDonor(peer, message))
+    def send(self, peer: bytes, message: object) -> None:
+        self._out.append(ev.SendToDonor(peer, message))
 
     def describe(self) -> str:
         """Describe for an error who is there."""
@@ -259,7 +259,7 @@ class _Asked(NamedTuple):
 
 
 @dataclass(slots=True)
-class _PullingDonor:
+class _DonorQueue:
     first: int = 0  # entries that it can send
     last: int = -1
     asked: dict[int, _Asked] = field(default_factory=dict)  # by ticket, in its order of sending
@@ -279,14 +279,14 @@ class _PullingDonor:
         return min(self.rate or allowed, allowed)
 
 
-class Pull:
+class PieceScheduler:
     """Share wanted pieces among donors.
 
     Steered by machine.py, which says what is wanted and who is there.
     """
 
     def __init__(self) -> None:
-        self._donors: dict[bytes, _PullingDonor] = {}
+        self._donors: dict[bytes, _DonorQueue] = {}
         self._open: dict[int, dict[int, int]] = {}  # entry -> chunk -> bytes
         self._wanted: dict[int, Piece] = {}  # by chunk
         self._holders: dict[Piece, dict[bytes, int]] = {}  # of whom it is asked, with the ticket
@@ -300,7 +300,7 @@ class Pull:
 
     def offer(self, peer: bytes, first: int, last: int) -> None:
         """Count on this donor for the state, and for entries ``first`` to ``last``."""
-        donor = self._donors.setdefault(peer, _PullingDonor())
+        donor = self._donors.setdefault(peer, _DonorQueue())
         donor.first, donor.last = first, last
 
     def reaches_back(self, entry: int) -> bool:
@@ -409,7 +409,7 @@ class Pull:
         ready = [p for p, d in self._donors.items() if d.rests_until_s <= now_s]
         ready.sort(key=lambda peer: len(self._donors[peer].asked))
         idle: set[bytes] = set()  # for whom there is nothing; one more thing asked changes nothing
-        for depth in range(ASKED_MAX):  # one each in turn: the first pieces come from everybody
+        for depth in range(msg.ASKED_MAX):  # one each in turn: the first pieces come from everybody
             for peer in ready:
                 donor = self._donors[peer]
                 if len(donor.asked) > depth or peer in idle:
@@ -431,7 +431,7 @@ class Pull:
         rests = [d.rests_until_s for d in self._donors.values() if d.rests_until_s > now_s]
         return min(rests, default=None)
 
-    def _next_open(self, donor: _PullingDonor) -> Piece | None:
+    def _next_open(self, donor: _DonorQueue) -> Piece | None:
         entries = [entry for entry in self._open if entry and donor.first <= entry <= donor.last]
         if entries:
             entry = min(entries, key=lambda entry: (self._offered_by(entry), entry))
@@ -480,7 +480,7 @@ class Pull:
         del donor.asked[found]
         return asked, [Drop(victim, found)]
 
-    def _last_unshared(self, donor: _PullingDonor, thief: _PullingDonor) -> int:
+    def _last_unshared(self, donor: _DonorQueue, thief: _DonorQueue) -> int:
         """Return the last of its requests that the other could take over; 0 for none."""
         for ticket in reversed(donor.asked):
             piece = donor.asked[ticket].piece
