@@ -49,7 +49,7 @@ POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCheckpoint:
     path: Path
     round: int
     nbytes: int
@@ -80,7 +80,7 @@ class CheckpointWriter:
 
     def write(
         self, state: ReplicatedState, log: RoundLog, view: Callable[[], View], incarnation: int
-    ) -> Written:
+    ) -> WrittenCheckpoint:
         """Write one checkpoint and return what was written.
 
         Raises OSError (the disk), CheckpointError (it does not read back) or another StateError:
@@ -110,7 +110,9 @@ class CheckpointWriter:
             with contextlib.suppress(OSError):  # then it is tried again before the next one
                 remove_folder(self.temporary)
         elapsed_s = time.monotonic() - began_s
-        return Written(path, manifest.round, manifest.file_bytes, elapsed_s, manifest.unix_s)
+        return WrittenCheckpoint(
+            path, manifest.round, manifest.file_bytes, elapsed_s, manifest.unix_s
+        )
 
     def remove(self, path: Path) -> None:
         """Delete a checkpoint so that a crash leaves all of it or nothing under its name."""
@@ -135,7 +137,7 @@ class CheckpointWriter:
         lineage, pinned = view().lineage, log.last + 1  # what will be committed meanwhile
         try:
             log.pin(pinned)
-            copy = _Copy(fd, state, log, layout, self._go_on, self._tell)
+            copy = _StateCopy(fd, state, log, layout, self._go_on, self._tell)
             copy.read_all()
             round_number = copy.bring_forward()
             chain = log.chain_after(round_number)
@@ -216,7 +218,7 @@ class CheckpointWriter:
             raise StateError("the peer is ending")
 
 
-class _Copy:
+class _StateCopy:
     """Hold the chunks of a state in a file, at first each of the round at which it was copied."""
 
     def __init__(

@@ -70,7 +70,7 @@ RTT_MIN_S = 0.005
 PAUSE_S = 60.0
 
 
-class Best:
+class BestRate:
     """Keep the largest of the last samples, in bytes per second."""
 
     def __init__(self) -> None:
@@ -137,12 +137,12 @@ class PairEstimate:
 
     def __init__(self, *, bbr: bool = True) -> None:
         self._bbr = bbr
-        self._counted, self._brief = Best(), Best()
+        self._counted, self._brief = BestRate(), BestRate()
         self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
         self._sent = self._lost = 0.0
         self._queued_s = float("-inf")  # when there was last a queue on the way
         self._began_bytes = self._began_s = 0.0  # since it was idle
-        self._window = Window()
+        self._window = RateWindow()
         self._free_s = float("-inf")  # the last free window of a round, or end of a probe
         self._probe_best = 0.0  # the best that the kernel has seen in the probe at hand
 
@@ -269,8 +269,8 @@ class OwnLinks:
     """
 
     def __init__(self) -> None:
-        self._up, self._down = Best(), Best()
-        self._leaving, self._coming = Window(), Window()
+        self._up, self._down = BestRate(), BestRate()
+        self._leaving, self._coming = RateWindow(), RateWindow()
 
     def handle(
         self,
@@ -308,7 +308,7 @@ class OwnLinks:
         return self._down.known(now_s)
 
 
-def _seen(best: Best, rate: float, now_s: float) -> None:
+def _seen(best: BestRate, rate: float, now_s: float) -> None:
     """Take a sample of a receiver, who does not know what held its senders back.
 
     What comes near shows that the estimate holds, and what does not replaces it only when it has
@@ -324,7 +324,7 @@ def _reaches_pace(one: TcpInterval, rate: float) -> bool:
     return one.pace > 0 and rate >= PACE_REACHED * one.pace
 
 
-class Window:
+class RateWindow:
     """Count over consecutive intervals until they are long enough for a rate.
 
     Each window begins in the middle of the one before. ``held_back``: something but the network

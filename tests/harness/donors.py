@@ -99,7 +99,7 @@ class History:
 
 
 class Store:
-    """``learning.Store`` in a dictionary, on an own state that may be wrong."""
+    """``ev.SyncStore`` in a dictionary, on an own state that may be wrong."""
 
     def __init__(self, chunks: int, fragments: int, own: list[bytes]) -> None:
         self.is_open = True

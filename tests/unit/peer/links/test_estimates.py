@@ -18,7 +18,7 @@ from atoll.peer.links.estimates import (
     RTT_KEPT_S,
     RTT_STEP_S,
     START_BYTES,
-    Best,
+    BestRate,
     OwnLinks,
     PairEstimate,
 )
@@ -259,7 +259,7 @@ def test_nobody_plans_with_what_was_long_ago() -> None:
 
 
 def test_the_best_of_some_time() -> None:
-    best = Best()
+    best = BestRate()
     for at_s, rate in ((0.0, 5.0), (10.0, 3.0), (20.0, 4.0)):
         best.free(rate, at_s)
     assert best.value == 5

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.peer.links.estimates import WINDOW_BYTES, WINDOW_S, Window
+from atoll.peer.links.estimates import WINDOW_BYTES, WINDOW_S, RateWindow
 from atoll.peer.links.tcp_info import LOAD_BYTES, TcpInfo, TcpInterval, Traffic, between
 
 MSS, HEADERS = 1000, 1.05
@@ -79,7 +79,7 @@ def test_of_the_first_reading_only_the_round_trip_is_known() -> None:
 
 
 def test_a_window_is_long_enough_for_what_it_counts() -> None:
-    window, half_s = Window(), WINDOW_S / 2
+    window, half_s = RateWindow(), WINDOW_S / 2
     assert window.add(half_s / 2, 1000) == 0
     assert window.add(half_s / 2, 3000) == 0, "half of it"
     assert window.add(half_s, 2000) == pytest.approx(6000 / WINDOW_S)
@@ -96,7 +96,7 @@ def test_a_window_is_long_enough_for_what_it_counts() -> None:
 
 
 def test_a_window_is_held_back_if_a_part_of_it_was() -> None:
-    window, half_s = Window(), WINDOW_S / 2
+    window, half_s = RateWindow(), WINDOW_S / 2
     found = []
     for held_back in (False, False, True, False, False):
         if window.add(half_s, 1000, held_back=held_back):
@@ -109,7 +109,7 @@ def test_a_machine_that_stands_still_does_not_make_its_link_faster() -> None:
     those that were late came together."""
     seen = (35.2, 35.3, 33.7, 37.0, 27.9, 33.5, 28.5, 5.3, 34.0, 38.0, 44.7, 51.3)
     seen += (39.6, 39.5, 39.6, 39.0, 39.7, 39.6, 40.0, 39.5, 39.8, 39.9, 40.1, 39.8)
-    window = Window()
+    window = RateWindow()
     found = [rate for mbit in seen if (rate := window.add(0.1, mbit * 0.1, rtt_s=0.1))]
     assert 38 < max(found) < 1.05 * 40
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import history_of
 from harness.donors import Store, donors_of, goal_of, own_of
+from harness.sync_worlds import history_of
 
 from atoll.peer.state_sync import events as ev
 from atoll.peer.state_sync import messages as msg

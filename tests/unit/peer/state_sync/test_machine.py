@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import begin, history_of, names, reached
 from harness.donors import (
     CHUNK_BYTES,
     World,
@@ -12,6 +11,7 @@ from harness.donors import (
     own_of,
     sha,
 )
+from harness.sync_worlds import begin, history_of, names, reached
 
 from atoll.peer.membership.view import ARCHIVE, Member
 from atoll.peer.state_sync import events as ev

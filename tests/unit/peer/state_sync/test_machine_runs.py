@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import begin, history_of, reached
 from harness.donors import Donor, History, Store, World, donors_of, goal_of, own_of, step
+from harness.sync_worlds import begin, history_of, reached
 
 from atoll.peer.membership.view import Member
 from atoll.peer.state_sync import assembly

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import begin, history_of, names, reached
 from harness.donors import CHUNK_BYTES, Store, World, donors_of, goal_of, own_of, sha
+from harness.sync_worlds import begin, history_of, names, reached
 
 from atoll.peer.state_sync import assembly
 from atoll.peer.state_sync import events as ev

@@ -1,4 +1,4 @@
-"""Beginnings and ends of the simulated catch-ups of harness/donors.py."""
+"""Beginnings and ends of the simulated syncs of harness/donors.py."""
 
 from __future__ import annotations
 
