@@ -21,7 +21,7 @@ from atoll.peer.streams.frames import DataHeader
 PACE_MIN_BYTES_PER_S = 100.0
 # One value for each peer, None where nothing is known.
 Values = Annotated[tuple[float | None, ...], Within(0, MEMBERS_MAX)]
-PROBE = 7  # frame kind, beside those of attempts and transfers (see state_sync/incoming.py)
+PROBE = 7  # frame kind, beside those of attempts and transfers (see streams/transfers.py)
 # Small, because a frame of a round waits for the one at hand: 13 ms at 10 Mbit/s. Every reader
 # keeps so much memory to drain them into.
 PROBE_FRAME_BYTES = 16 << 10

@@ -91,6 +91,8 @@ class LinkedPeers:
 
 @dataclass(frozen=True, slots=True)
 class DonorMessage:
+    """Report an answer of a donor."""
+
     source: bytes
     message: object
 
@@ -117,12 +119,16 @@ class StreamBroken:
 
 @dataclass(frozen=True, slots=True)
 class StoreReady:
+    """Report that there is memory for the state."""
+
     store: SyncStore
     cached: tuple[tuple[int, int, bytes], ...] = ()  # chunk, round, digest: from an earlier life
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
+    """Report that there is no memory for the state, or that it is another's now."""
+
     why: str
 
 
@@ -139,11 +145,6 @@ class StateRejected:
     is_mismatch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTick:
-    pass
-
-
 Event = (
     SetGoal
     | Cancel
@@ -155,7 +156,6 @@ Event = (
     | StoreFailed
     | StateInPlace
     | StateRejected
-    | SyncTick
 )
 
 # ---------------------------------------------------------------- effects

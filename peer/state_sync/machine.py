@@ -57,7 +57,7 @@ TRANSITIONS: dict[SyncPhase, frozenset[SyncPhase]] = {
 class SyncMachine:
     """Decide what to do next to reach the state of a goal.
 
-    ``handle`` returns effects; call it again at ``next_deadline_s`` with a SyncTick.
+    ``handle`` returns effects; call it again at ``next_deadline_s``, with LinkedPeers.
     """
 
     def __init__(self) -> None:

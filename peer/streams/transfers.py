@@ -30,7 +30,7 @@ from atoll.peer.streams.frames import DataHeader
 
 TransferKey = tuple[bytes, int, int, int]  # source, kind, round, attempt
 HEAD_WAIT_S = 30.0  # memory for a large state is taken between the head and the first chunk
-STALL_TIMEOUT_S = 20.0  # ... and so is one that sends no chunk (2 MiB, at 1 Mbit/s 17 s)
+STALL_TIMEOUT_S = 20.0  # who sends no chunk for so long is given up (2 MiB, at 1 Mbit/s 17 s)
 
 
 class TransferKind(IntEnum):
@@ -48,23 +48,8 @@ class TransferKind(IntEnum):
 OF_PIECES = (TransferKind.STATE, TransferKind.ENTRY)
 
 
-class Transfer(Protocol):
-    """Receive all chunks of something, from one donor."""
-
-    source: bytes
-    kind: int
-    round: int
-    attempt: int
-
-    def reserve(self, header: DataHeader) -> memoryview | None: ...
-
-    def received(self, header: DataHeader) -> None: ...
-
-    def broken(self, why: str) -> None: ...
-
-
 class PieceSink(Protocol):
-    """Take pieces of the state and of entries (client.py)."""
+    """Take pieces of the state and of entries (peer/state_sync/client.py)."""
 
     def reserve(self, source: bytes, header: DataHeader) -> memoryview | None: ...
 
@@ -74,7 +59,7 @@ class PieceSink(Protocol):
 
 
 class Transfers:
-    """Find the transfer of a frame.
+    """Find the transfer of a frame, and take what it brings.
 
     Called by reader threads and steered from the event loop.
     """
@@ -82,7 +67,7 @@ class Transfers:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked: set[TransferKey] = set()  # whose head is still to come
-        self._transfers: dict[TransferKey, Transfer] = {}
+        self._transfers: dict[TransferKey, EncodedTransfer] = {}
         self.pieces: PieceSink | None = None
 
     @contextlib.contextmanager
@@ -98,12 +83,11 @@ class Transfers:
                 self._asked.discard(key)
                 self._changed.notify_all()
 
-    def expect(self, transfer: Transfer) -> None:
+    def expect(self, transfer: EncodedTransfer) -> None:
         """Let the frames of a transfer in: its head is here."""
         with self._changed:
-            key = _key(transfer)
-            self._transfers[key] = transfer
-            self._asked.discard(key)
+            self._transfers[transfer.key] = transfer
+            self._asked.discard(transfer.key)
             self._changed.notify_all()
 
     def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
@@ -129,7 +113,7 @@ class Transfers:
         if self.pieces is not None:
             self.pieces.broken(source, why)
 
-    def _transfer_of(self, source: bytes, header: DataHeader) -> Transfer | None:
+    def _transfer_of(self, source: bytes, header: DataHeader) -> EncodedTransfer | None:
         deadline_s = time.monotonic() + HEAD_WAIT_S
         key = (source, header.kind, header.round, header.attempt)
         with self._changed:
@@ -138,10 +122,6 @@ class Transfers:
                 if left_s <= 0 or not self._changed.wait(left_s):
                     return None
             return self._transfers.get(key)
-
-
-def _key(transfer: Transfer) -> TransferKey:
-    return (transfer.source, transfer.kind, transfer.round, transfer.attempt)
 
 
 class EncodedTransfer:
@@ -154,7 +134,7 @@ class EncodedTransfer:
     """
 
     def __init__(self, key: TransferKey, result: RoundResult, *, hashed: bool = False) -> None:
-        self.source, self.kind, self.round, self.attempt = key
+        self.key = key
         self.received_bytes = 0
         self.marks = list(result.digests)  # of each chunk that is here
         self.ended: Future[str] = Future()  # "" once all chunks are here, or why they never will be
@@ -213,12 +193,12 @@ async def receive(transfers: Transfers, transfer: EncodedTransfer) -> list[bytes
         while not ended.done():
             if before == transfer.received_bytes:
                 raise RoundTimeoutError(
-                    f"{short(transfer.source)} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
+                    f"{short(transfer.key[0])} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
                 )
             before = transfer.received_bytes
             await asyncio.wait([ended], timeout=STALL_TIMEOUT_S)
     finally:
         transfer.close()  # whatever comes now must not be written any more
     if ended.result():
-        raise StateError(f"transfer from {short(transfer.source)} broke: {ended.result()}")
+        raise StateError(f"transfer from {short(transfer.key[0])} broke: {ended.result()}")
     return transfer.marks

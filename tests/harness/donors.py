@@ -258,7 +258,6 @@ class World:
                 self.now_s = ticking
                 ticking += 0.25
                 self.feed(ev.LinkedPeers(frozenset(self._linked)))
-                self.feed(ev.SyncTick())
 
     def stands_at(self, history: History) -> bool:
         """The last goal that was reached is the end of this history."""

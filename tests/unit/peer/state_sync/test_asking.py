@@ -40,7 +40,6 @@ class Laggard:
         linked = frozenset(donor.member.peer for donor in self.donors)
         for _ in range(round(span_s / TICK_S)):
             self.feed(ev.LinkedPeers(linked))
-            self.feed(ev.SyncTick())
             self.now_s += TICK_S
 
 
@@ -61,9 +60,9 @@ def test_an_answer_without_news_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
     plans: list[float] = []
     planned = PieceScheduler.plan
 
-    def plan(pull: PieceScheduler, now_s: float) -> object:
+    def plan(pieces: PieceScheduler, now_s: float) -> object:
         plans.append(now_s)
-        return planned(pull, now_s)
+        return planned(pieces, now_s)
 
     monkeypatch.setattr(PieceScheduler, "plan", plan)
     donor = laggard.donors[0]

@@ -18,7 +18,7 @@ KEY = (b"p" * 32, int(TransferKind.RESULT_COPY), 2, 1)
 
 
 def frame_of(transfer: EncodedTransfer, result: RoundResult, chunk: int) -> DataHeader:
-    return DataHeader(int(transfer.kind), 0, 0, result.layout.size(chunk), b"", 0, 2, 1, chunk)
+    return DataHeader(transfer.key[1], 0, 0, result.layout.size(chunk), b"", 0, 2, 1, chunk)
 
 
 def take(
