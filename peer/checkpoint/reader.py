@@ -1,7 +1,7 @@
 """Read checkpoints on disk: what one is, how it is read, and every reason to refuse it.
 
 A checkpoint is a folder ``<run>-<round>-<chain>/`` with two files: ``state.safetensors``
-(tensor_file.py), which any safetensors reader opens, and ``manifest.json``, which says what
+(format.py), which any safetensors reader opens, and ``manifest.json``, which says what
 that state is. It is exactly the state after one round.
 
 The manifest is in one plain form, so that no byte of it can change unseen: its writer signs all
@@ -26,13 +26,15 @@ from typing import TypeVar
 from atoll.collectives.errors import AtollError, CheckpointError
 from atoll.collectives.merkle import LEAF_BYTES, merkle_root
 from atoll.optim.run_spec import parse_blob
-from atoll.peer.checkpoint import manifest as checkpoint_manifest
-from atoll.peer.checkpoint.manifest import MANIFEST_BYTES_MAX, CheckpointManifest
-from atoll.peer.checkpoint.tensor_file import (
+from atoll.peer.checkpoint.format import (
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
+    MANIFEST_BYTES_MAX,
     ROUND_DIGITS,
+    CheckpointManifest,
     StateLayout,
+    latest_first,
+    parse_manifest,
 )
 from atoll.peer.membership.view import Rules
 from atoll.peer.rounds.state import ReplicatedState, StateLoad, state_digest
@@ -213,7 +215,7 @@ def _choices(path: Path, run: str | None, secret: bytes | None) -> list[Path]:
         found = candidates(path, run) or candidates(path)
         manifests = readable(found, run=run, secret=secret)
         refused = [each for each in found if each not in manifests]  # soon, and with a reason
-        ordered = checkpoint_manifest.latest_first(manifests)[:CANDIDATES_MAX]
+        ordered = latest_first(manifests)[:CANDIDATES_MAX]
         return [*refused, *ordered] or [path]
     except NotADirectoryError:
         return [path]  # which will be refused
@@ -287,7 +289,7 @@ def read_manifest(
         read_exactly(fd, memoryview(raw), 0)
     finally:
         os.close(fd)
-    return checkpoint_manifest.parse(bytes(raw), path.name, run=run, secret=secret)
+    return parse_manifest(bytes(raw), path.name, run=run, secret=secret)
 
 
 def readable(

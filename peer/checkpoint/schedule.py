@@ -23,10 +23,9 @@ from pathlib import Path
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
 from atoll.collectives.threads import worker
 from atoll.collectives.units import duration, size
-from atoll.peer.checkpoint.manifest import latest_first
+from atoll.peer.checkpoint.format import StateLayout, latest_first
 from atoll.peer.checkpoint.reader import STATE_FILE, candidates, open_checkpoint, readable
-from atoll.peer.checkpoint.tensor_file import StateLayout
-from atoll.peer.checkpoint.writer import CheckpointWriter, Written, make_private
+from atoll.peer.checkpoint.writer import CheckpointWriter, WrittenCheckpoint, make_private
 from atoll.peer.membership.view import View
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
@@ -85,7 +84,7 @@ class Checkpointer:
         self._folder = CheckpointFolder(self._writer)
         self._last_round = 0  # of the last try
         self._round = 0  # that we were told of last
-        self.latest: Written | None = None
+        self.latest: WrittenCheckpoint | None = None
         try:
             self._writer.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer.clean()
@@ -181,7 +180,7 @@ class Checkpointer:
         log: RoundLog,
         incarnation: int,
     ) -> None:
-        written: Written | None = None
+        written: WrittenCheckpoint | None = None
         kind, text = "disk", "the checkpoint ended by a defect: see the log"
         try:
             written = self._write(state, log, incarnation)
@@ -199,7 +198,7 @@ class Checkpointer:
             with contextlib.suppress(RuntimeError):  # the loop has ended before us
                 loop.call_soon_threadsafe(self._finished, written, kind, text)
 
-    def _write(self, state: ReplicatedState, log: RoundLog, incarnation: int) -> Written:
+    def _write(self, state: ReplicatedState, log: RoundLog, incarnation: int) -> WrittenCheckpoint:
         tries = 0
         while True:
             try:
@@ -227,7 +226,7 @@ class Checkpointer:
 
     # ------------------------------------------------------------ in the event loop again
 
-    def _finished(self, written: Written | None, kind: str, text: str) -> None:
+    def _finished(self, written: WrittenCheckpoint | None, kind: str, text: str) -> None:
         self.latest = written or self.latest
         self.idle.set()
         if written or not self._writer.stopped.is_set():
@@ -304,7 +303,7 @@ def _bytes_of(state: ReplicatedState) -> int:
     return StateLayout.of(state.manifest, 0, bytes(32)).total_bytes
 
 
-def _describe(written: Written) -> str:
+def _describe(written: WrittenCheckpoint) -> str:
     return (
         f"round {written.round} is in {written.path}: {size(written.nbytes)}, verified, in"
         f" {duration(written.elapsed_s)}"

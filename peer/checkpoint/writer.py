@@ -29,7 +29,7 @@ from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
 from atoll.collectives.version import VERSION
 from atoll.optim.outer_step import OuterStep
-from atoll.peer.checkpoint.manifest import CheckpointManifest, render
+from atoll.peer.checkpoint.format import CheckpointManifest, StateLayout, render_manifest
 from atoll.peer.checkpoint.reader import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -38,7 +38,6 @@ from atoll.peer.checkpoint.reader import (
     open_checkpoint,
     read_exactly,
 )
-from atoll.peer.checkpoint.tensor_file import StateLayout
 from atoll.peer.membership.view import View, short
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.log import RoundLog
@@ -50,7 +49,7 @@ POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenCheckpoint:
     path: Path
     round: int
     nbytes: int
@@ -81,7 +80,7 @@ class CheckpointWriter:
 
     def write(
         self, state: ReplicatedState, log: RoundLog, view: Callable[[], View], incarnation: int
-    ) -> Written:
+    ) -> WrittenCheckpoint:
         """Write one checkpoint and return what was written.
 
         Raises OSError (the disk), CheckpointError (it does not read back) or another StateError:
@@ -111,7 +110,9 @@ class CheckpointWriter:
             with contextlib.suppress(OSError):  # then it is tried again before the next one
                 remove_folder(self.temporary)
         elapsed_s = time.monotonic() - began_s
-        return Written(path, manifest.round, manifest.file_bytes, elapsed_s, manifest.unix_s)
+        return WrittenCheckpoint(
+            path, manifest.round, manifest.file_bytes, elapsed_s, manifest.unix_s
+        )
 
     def remove(self, path: Path) -> None:
         """Delete a checkpoint so that a crash leaves all of it or nothing under its name."""
@@ -136,7 +137,7 @@ class CheckpointWriter:
         lineage, pinned = view().lineage, log.last + 1  # what will be committed meanwhile
         try:
             log.pin(pinned)
-            copy = _Copy(fd, state, log, layout, self._go_on, self._tell)
+            copy = _StateCopy(fd, state, log, layout, self._go_on, self._tell)
             copy.read_all()
             round_number = copy.bring_forward()
             chain = log.chain_after(round_number)
@@ -184,7 +185,7 @@ class CheckpointWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(self.temporary / MANIFEST_FILE, flags, 0o600)
         try:
-            write_exactly(fd, render(manifest, self.secret, self.sign), 0)
+            write_exactly(fd, render_manifest(manifest, self.secret, self.sign), 0)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -217,7 +218,7 @@ class CheckpointWriter:
             raise StateError("the peer is ending")
 
 
-class _Copy:
+class _StateCopy:
     """Hold the chunks of a state in a file, at first each of the round at which it was copied."""
 
     def __init__(

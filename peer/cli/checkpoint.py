@@ -160,7 +160,7 @@ def export_parameters(checkpoint: Checkpoint, out: Path) -> None:
     """
     import numpy as np
 
-    from atoll.peer.checkpoint.tensor_file import export_header
+    from atoll.peer.checkpoint.format import export_header
 
     layout = checkpoint.layout
     header = export_header(layout.manifest, checkpoint.manifest.round)
@@ -190,7 +190,7 @@ class _ParameterPlaces:
     """
 
     def __init__(self, manifest: Manifest, header_bytes: int) -> None:
-        from atoll.peer.checkpoint.tensor_file import DTYPE_BYTES, export_order
+        from atoll.peer.checkpoint.format import DTYPE_BYTES, export_order
 
         self._at: dict[str, tuple[int, int]] = {}  # first byte, bytes of an element
         for parameter in export_order(manifest):

@@ -23,7 +23,6 @@ from atoll.peer.cli.admission import (
     given_invite,
 )
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
-from atoll.peer.cli.streams import add_stream_options, stream_options
 from atoll.peer.membership.view import (
     ARCHIVE,
     DEFAULT_RULES,
@@ -38,11 +37,8 @@ from atoll.peer.membership.view import (
     short,
 )
 from atoll.peer.net.identity import Home, default_home
-from atoll.peer.net.invite import (
-    check_run_name,
-    format_address,
-    parse_address,
-)
+from atoll.peer.net.invite import check_run_name, format_address, parse_address
+from atoll.peer.streams.congestion import AUTO, BBR, CUBIC, check
 
 if TYPE_CHECKING:
     from atoll.peer.checkpoint.reader import LoadedCheckpoint
@@ -93,7 +89,7 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
             help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
         )
         verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
-        add_stream_options(verb)
+        _add_stream_options(verb)
         add_address_option(verb)
         add_checkpoint_options(verb)
     for verb in (up, join):
@@ -137,6 +133,42 @@ def _add_founding_options(up: argparse.ArgumentParser) -> None:
 
 
 # ---------------------------------------------------------------- up
+
+
+def _add_stream_options(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--plain-streams",
+        action="store_true",
+        help="bulk data neither secret nor protected from changes, with peers that say so too"
+        " and in private networks only: for networks that are trusted, and for benchmarks",
+    )
+    verb.add_argument(
+        "--congestion",
+        default=AUTO,
+        metavar="NAME",
+        help=f"the kernel's congestion control for what this peer sends; {AUTO}, the default, is"
+        f" {BBR} over a network, if the kernel has it, {CUBIC} within this machine and wherever"
+        " a plan keeps a stream to its pace and nothing is lost",
+    )
+    verb.add_argument(
+        "--probes",
+        choices=("on", "off"),
+        default="on",
+        help="off: send no probes to measure links to other machines, and take none; rounds measure"
+        " them then. On, the default, costs at most the bytes of one round in an hour",
+    )
+
+
+def _stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of DaemonOptions that these options set.
+
+    Raises ConfigError for a congestion control that a socket may not have.
+    """
+    return {
+        "plain_streams": parsed.plain_streams,
+        "congestion": check(parsed.congestion),
+        "probes": parsed.probes == "on",
+    }
 
 
 def _up(parsed: argparse.Namespace) -> int:
@@ -300,7 +332,7 @@ def _start(
         every=parsed.every or EVERY_DEFAULT,
         per_address=parsed.per_address,
         verbose=parsed.verbose,
-        **stream_options(parsed),
+        **_stream_options(parsed),
         **how,
     )
     try:

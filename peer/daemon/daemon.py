@@ -62,7 +62,7 @@ from atoll.peer.net.invite import format_address
 from atoll.peer.net.wire import name_of
 from atoll.peer.rounds.executor import RoundExecutor
 from atoll.peer.rounds.salvage import FetchKept
-from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
+from atoll.peer.state_sync.messages import ANSWERED_BY_DONORS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.streams.stream import DataStream
 from atoll.peer.vectors.messages import AboutVectors
 
@@ -314,7 +314,7 @@ class Daemon:
             (FetchKept, self.executor.reducer.kept_server.on_fetch_kept),
             (ResultHead, self.executor.reducer.fetcher.on_head),
             (ASKED_OF_DONORS, self.executor.donor.on_message),
-            (ANSWERED_TO_LEARNERS, self.executor.sync.on_message),
+            (ANSWERED_BY_DONORS, self.executor.sync.on_message),
             (AboutVectors, self.vectors.on_message),
         )
         table: dict[type, Callable[[bytes, Any], None]] = {}

@@ -26,7 +26,7 @@ from atoll.peer.links.planner import Planner
 from atoll.peer.membership.phase import Phase
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
-from atoll.peer.vectors.service import VectorService
+from atoll.peer.vectors.server import VectorService
 
 if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon

@@ -1,4 +1,4 @@
-"""Estimate the link to one peer, and this peer's own two: machines without clocks.
+"""Estimate the link to one peer, and this peer's own two; say when one has changed. No clock.
 
 A rate is the largest of some time, because a link that carried it has it, and all that disturbs a
 measurement makes it smaller. What may make it smaller for long, without the link being any slower,
@@ -7,7 +7,7 @@ is the sender itself:
     nothing to send     the kernel says so (``app_limited``)
     its other streams   they share the uplink, so one of them says nothing about its own path
     what others send    the other side's downlink is shared, with streams that are not seen here:
-                        in a reduction of more than two, or when several serve a learner
+                        in a reduction of more than two, or when several serve one peer
     the way back        what arrives meanwhile fills a queue in which acknowledgements wait; TCP's
                         window is not made for that, and half of the rate may be left
     too few streams     a stream carries what its window holds, or what losses leave of that, and a
@@ -25,11 +25,13 @@ those that have grown old stay until there is one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from atoll.collectives.planning.choice import stream_bytes_per_s
-from atoll.peer.links.tcp_intervals import Slice, Window
+from atoll.collectives.units import duration, rate
+from atoll.peer.links.tcp_info import TcpInterval
+from atoll.peer.membership.view import short
 
 # A rate is the largest of so long before the last free sample. Long enough that probes, which are
 # seldom, find one another; a link that has become slower is believed to be so after this.
@@ -56,9 +58,19 @@ LOSS_BYTES_MIN = 1 << 20
 LOSS_BYTES_KEPT = 64 << 20
 # Nobody plans with what has not been seen for so long.
 FORGOTTEN_S = 6 * 3600.0
+# A counted rate is one of so many round trips, since TCP sends in waves; and of so long, or of so
+# many bytes, since machines that are busy stand still for 100 ms and make up for it afterwards: of
+# half a second alone that can be a seventh.
+WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 1.0, 4 << 20
+# A link that is so many times faster, slower or longer than was known is another one.
+FACTOR = 2.0
+# Round trips within a machine or a building differ by more than that, and nobody minds.
+RTT_MIN_S = 0.005
+# Time between two lines about one pair. In its first so long a pair is only getting known.
+PAUSE_S = 60.0
 
 
-class Best:
+class BestRate:
     """Keep the largest of the last samples, in bytes per second."""
 
     def __init__(self) -> None:
@@ -125,16 +137,16 @@ class PairEstimate:
 
     def __init__(self, *, bbr: bool = True) -> None:
         self._bbr = bbr
-        self._counted, self._brief = Best(), Best()
+        self._counted, self._brief = BestRate(), BestRate()
         self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
         self._sent = self._lost = 0.0
         self._queued_s = float("-inf")  # when there was last a queue on the way
         self._began_bytes = self._began_s = 0.0  # since it was idle
-        self._window = Window()
+        self._window = RateWindow()
         self._free_s = float("-inf")  # the last free window of a round, or end of a probe
         self._probe_best = 0.0  # the best that the kernel has seen in the probe at hand
 
-    def handle(self, out: Sequence[Slice], now_s: float, *, alone: bool, full: bool) -> None:
+    def handle(self, out: Sequence[TcpInterval], now_s: float, *, alone: bool, full: bool) -> None:
         """Take in what all streams to this peer did between two readings.
 
         ``alone``: it is certain that nothing else was on this pair's links, neither way. ``full``:
@@ -209,7 +221,7 @@ class PairEstimate:
         self._window.reset()
 
     def _sample(
-        self, moving: list[Slice], delivered: float, now_s: float, *, held_back: bool
+        self, moving: list[TcpInterval], delivered: float, now_s: float, *, held_back: bool
     ) -> None:
         one = moving[0]
         if len(moving) == 1 and one.rate > 0 and one.delivered > 0:
@@ -237,7 +249,7 @@ class PairEstimate:
         one = stream_bytes_per_s(self._rtt_s(), 0.0 if self._bbr else self._loss() or 0.0)
         return self._counted.known(now_s) > STREAM_SHARE * count * one
 
-    def _count_lost(self, moving: list[Slice], now_s: float) -> None:
+    def _count_lost(self, moving: list[TcpInterval], now_s: float) -> None:
         least_s = self._rtt_s()
         if any(one.rtt_s > QUEUED_SHARE * least_s + QUEUED_S for one in moving):
             self._queued_s = now_s
@@ -257,11 +269,14 @@ class OwnLinks:
     """
 
     def __init__(self) -> None:
-        self._up, self._down = Best(), Best()
-        self._leaving, self._coming = Window(), Window()
+        self._up, self._down = BestRate(), BestRate()
+        self._leaving, self._coming = RateWindow(), RateWindow()
 
     def handle(
-        self, out: Sequence[Sequence[Slice]], into: Sequence[Sequence[Slice]], now_s: float
+        self,
+        out: Sequence[Sequence[TcpInterval]],
+        into: Sequence[Sequence[TcpInterval]],
+        now_s: float,
     ) -> None:
         """Take in what all streams did between two readings, by peer."""
         leaving = [[one for one in pair if one.moving] for pair in out]
@@ -293,7 +308,7 @@ class OwnLinks:
         return self._down.known(now_s)
 
 
-def _seen(best: Best, rate: float, now_s: float) -> None:
+def _seen(best: BestRate, rate: float, now_s: float) -> None:
     """Take a sample of a receiver, who does not know what held its senders back.
 
     What comes near shows that the estimate holds, and what does not replaces it only when it has
@@ -305,5 +320,83 @@ def _seen(best: Best, rate: float, now_s: float) -> None:
         best.free(rate, now_s)
 
 
-def _reaches_pace(one: Slice, rate: float) -> bool:
+def _reaches_pace(one: TcpInterval, rate: float) -> bool:
     return one.pace > 0 and rate >= PACE_REACHED * one.pace
+
+
+class RateWindow:
+    """Count over consecutive intervals until they are long enough for a rate.
+
+    Each window begins in the middle of the one before. ``held_back``: something but the network
+    limited the last one.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.held_back = False
+        self._before: tuple[float, float, bool] | None = None  # the first half: as below
+        self._begin_half()
+
+    def _begin_half(self) -> None:
+        self._bytes = self._took_s = self._rtt_s = 0.0
+        self._held_back = False
+
+    def add(
+        self, took_s: float, nbytes: float, rtt_s: float = 0.0, *, held_back: bool = False
+    ) -> float:
+        """Count an interval; return the rate of a window that it completes, in bytes per second.
+
+        0 as long as the window is too short. ``held_back``: what was counted says only that the
+        link can carry so much.
+        """
+        self._bytes += nbytes
+        self._took_s += took_s
+        self._rtt_s = max(self._rtt_s, rtt_s)
+        self._held_back = self._held_back or held_back
+        brief = self._took_s < WINDOW_S / 2 and self._bytes < WINDOW_BYTES / 2
+        if brief or self._took_s < WINDOW_TRIPS / 2 * self._rtt_s:
+            return 0.0
+        before, now = self._before, (self._bytes, self._took_s, self._held_back)
+        self._before = now
+        self._begin_half()
+        if before is None:
+            return 0.0
+        self.held_back = before[2] or now[2]
+        return (before[0] + now[0]) / (before[1] + now[1])
+
+
+class LinkChanges:
+    """Decide which changes of the links are worth a line in the log."""
+
+    def __init__(self) -> None:
+        self._first_s: dict[bytes, float] = {}  # when a pair was first known
+        self._known: dict[bytes, tuple[LinkEstimate, float]] = {}  # as said last, and when
+
+    def keep(self, peers: Collection[bytes]) -> None:
+        for peer in self._first_s.keys() - set(peers):
+            del self._first_s[peer], self._known[peer]
+
+    def about(self, peer: bytes, link: LinkEstimate, now_s: float) -> str:
+        """Return a line if the link to ``peer`` has changed much since the last one, or ""."""
+        if not link.complete:
+            return ""
+        if now_s - self._first_s.setdefault(peer, now_s) < PAUSE_S:
+            self._known[peer] = (link, float("-inf"))
+            return ""
+        before, at_s = self._known[peer]
+        changes = []
+        if _factor(before.out, link.out) > FACTOR:
+            changes.append(f"rate from {rate(before.out)} to {rate(link.out)}")
+        if _factor(before.rtt_s, link.rtt_s) > FACTOR and max(before.rtt_s, link.rtt_s) > RTT_MIN_S:
+            trips = f"{duration(before.rtt_s)} to {duration(link.rtt_s)}"
+            changes.append(f"round trip from {trips}")
+        if not changes or now_s - at_s < PAUSE_S:
+            return ""
+        self._known[peer] = (link, now_s)
+        return f"the link to {short(peer)} has changed: {', '.join(changes)}"
+
+
+def _factor(before: float, after: float) -> float:
+    return max(before, after) / min(before, after)

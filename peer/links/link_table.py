@@ -1,8 +1,12 @@
-"""Keep what all members have measured, at the coordinator: a ``Network`` to plan with. No clock."""
+"""Keep what all members have measured, at the coordinator: a ``Network`` to plan with. No clock.
+
+Each member tells the coordinator its row of the table, when that is news (``RowTimes``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from atoll.collectives import units
@@ -12,6 +16,14 @@ from atoll.peer.links.messages import LinkRow
 # The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.
 LOCAL_BYTES_PER_S = 1.25e9
 LOSS_SHOWN = 0.0005  # what rounds to a tenth of a percent
+# A row is sent when a value differs by this share from what was said last, and every ROW_S in case
+# the coordinator has lost it; never more often than every ROW_PAUSE_S, and in a large view so that
+# the coordinator hears ten rows a second.
+CHANGED = 0.2
+CHANGED_RTT_S, CHANGED_LOSS = 0.002, 0.002  # smaller differences are noise
+ROW_S = 300.0
+ROW_PAUSE_S = 5.0
+ROW_PAUSE_PER_MEMBER_S = 0.1
 
 
 class LinkTable:
@@ -152,3 +164,49 @@ def _larger(known: float | None, rate: float) -> float | None:
     Such an end is left to ``measured``.
     """
     return known if known is None else max(known, rate)
+
+
+@dataclass(slots=True)
+class RowTimes:
+    """Keep what this member has told the coordinator of its view, and when."""
+
+    said: LinkRow | None = None
+    at_s: float = float("-inf")
+    to: tuple[bytes, int] = (b"", 0)  # the coordinator and the number of its view
+
+    def due(self, row: LinkRow, to: tuple[bytes, int], members: int, now_s: float) -> bool:
+        """Return whether the coordinator is to be told this row now.
+
+        ``to``: the coordinator and the number of its view; it keeps rows of that view alone.
+        """
+        age_s = now_s - self.at_s
+        if age_s < max(ROW_PAUSE_S, ROW_PAUSE_PER_MEMBER_S * members):
+            return False
+        return to != self.to or age_s >= ROW_S or has_changed(self.said, row)
+
+    def sent(self, row: LinkRow, to: tuple[bytes, int], now_s: float) -> None:
+        self.said, self.to, self.at_s = row, to, now_s
+
+
+def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
+    """Return whether somebody who knows ``before`` should know ``after``."""
+    if before is None or set(before.peers) != set(after.peers):
+        return True
+    if _differs(before.up, after.up) or _differs(before.down, after.down):
+        return True
+    old = {peer: n for n, peer in enumerate(before.peers)}
+    for n, peer in enumerate(after.peers):
+        m = old[peer]
+        if (
+            _differs(before.out[m], after.out[n])
+            or _differs(before.rtt_s[m], after.rtt_s[n], CHANGED_RTT_S)
+            or _differs(before.loss[m], after.loss[n], CHANGED_LOSS)
+        ):
+            return True
+    return False
+
+
+def _differs(before: float | None, after: float | None, at_least: float = 0.0) -> bool:
+    if before is None or after is None:
+        return before is not after
+    return abs(after - before) > max(at_least, CHANGED * before)

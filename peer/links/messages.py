@@ -1,4 +1,8 @@
-"""Define what peers say about measuring, over their control links."""
+"""Define what peers send each other about measuring: messages and the frames of probes. Sans-I/O.
+
+Messages go over control links. A probe is frames of a data stream that nobody wants, so whoever
+receives one drains it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.schedule.plan import STREAMS_MAX
-from atoll.peer.membership.view import MEMBERS_MAX, PeerId
+from atoll.peer.membership.view import MEMBERS_MAX, PeerId, View
 from atoll.peer.net.wire import Within, message
+from atoll.peer.streams.frames import DataHeader
 
 # Whoever coordinates must not be able to bring a peer to a standstill; slower links are no use.
 PACE_MIN_BYTES_PER_S = 100.0
 # One value for each peer, None where nothing is known.
 Values = Annotated[tuple[float | None, ...], Within(0, MEMBERS_MAX)]
+PROBE = 7  # frame kind, beside those of attempts and transfers (see streams/transfers.py)
+# Small, because a frame of a round waits for the one at hand: 13 ms at 10 Mbit/s. Every reader
+# keeps so much memory to drain them into.
+PROBE_FRAME_BYTES = 16 << 10
 
 
 @message(wire="LinkRow")
@@ -111,3 +121,15 @@ AboutLinks = LinkRow | AskProbe | MayProbe | ProbeOver
 def _check(value: float | None) -> None:
     if value is not None and not 0 <= value < math.inf:  # refuses NaN too
         raise ValueError(f"a measurement is a number from 0 on, not {value}")
+
+
+def probe_header(view: View) -> DataHeader:
+    return DataHeader(PROBE, 0, 0, PROBE_FRAME_BYTES, view.lineage[:8], view.number, 0, 0, 0)
+
+
+def check_probe(header: DataHeader) -> None:
+    """Raise RemoteProtocolError for a probe that takes more memory than a probe may."""
+    if header.length > PROBE_FRAME_BYTES:
+        raise RemoteProtocolError(
+            f"a probe of {header.length:,} bytes; at most {PROBE_FRAME_BYTES:,} are allowed"
+        )

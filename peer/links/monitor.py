@@ -1,7 +1,7 @@
 """Measure the links to the other members, and tell the coordinator: the shell.
 
 Reads the counters of all data streams at intervals, carries messages, and has probes sent. What is
-decided is in estimates.py, traffic.py and link_table.py.
+decided is in estimates.py, tcp_info.py and link_table.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from weakref import WeakKeyDictionary
 
 from atoll.collectives.planning.network_model import Network
 from atoll.peer.daemon.ports import LinkMonitorPort
-from atoll.peer.links.estimates import LinkEstimate, OwnLinks, PairEstimate
-from atoll.peer.links.link_changes import News
-from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe
+from atoll.peer.links.estimates import LinkChanges, LinkEstimate, OwnLinks, PairEstimate
+from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, RowTimes, describe
 from atoll.peer.links.messages import AboutLinks, LinkRow, ProbeOver
-from atoll.peer.links.probe_schedule import RowTimes
 from atoll.peer.links.prober import READ_PROBE_S, Prober
-from atoll.peer.links.tcp_info import TcpInfo, parse
-from atoll.peer.links.tcp_intervals import Slice, between
-from atoll.peer.links.traffic import Traffic
+from atoll.peer.links.tcp_info import TcpInfo, TcpInterval, Traffic, between, parse
 from atoll.peer.membership.view import REPLICA, View
 from atoll.peer.streams.stream import DataStream
 
@@ -66,7 +62,7 @@ class LinkMonitor:
         self._pairs: dict[bytes, PairEstimate] = {}
         self._own = OwnLinks()
         self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
-        self._changes, self._table, self._told = News(), LinkTable(), RowTimes()
+        self._changes, self._table, self._told = LinkChanges(), LinkTable(), RowTimes()
         self._was_reducing = 0
         self._looked_s = float("-inf")
         self._said_full = False
@@ -156,7 +152,7 @@ class LinkMonitor:
         of_two = max(reducing, self._was_reducing) == 2
         self._was_reducing = reducing
         traffic = Traffic(
-            self._slices(self._streams.outgoing()), self._slices(self._streams.incoming())
+            self._intervals(self._streams.outgoing()), self._intervals(self._streams.incoming())
         )
         bbr = self._streams.bbr
         self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
@@ -188,11 +184,11 @@ class LinkMonitor:
             return []
         return [m.peer for m in members if m.role == REPLICA and m.peer != self._me]
 
-    def _slices(
+    def _intervals(
         self, streams: Sequence[tuple[bytes, DataStream]]
-    ) -> defaultdict[bytes, list[Slice]]:
+    ) -> defaultdict[bytes, list[TcpInterval]]:
         """Return what each stream did since the last reading, by peer."""
-        found: defaultdict[bytes, list[Slice]] = defaultdict(list)
+        found: defaultdict[bytes, list[TcpInterval]] = defaultdict(list)
         for peer, stream in streams:
             info, at_s = parse(stream.tcp_info()), self._loop.time()
             if info is None:

@@ -1,8 +1,14 @@
-"""Decide which link to probe next, when it is enough, and when to tell the coordinator. No clock.
+"""Decide which link to probe next, whose turn it is, and when a probe is enough. No clock.
 
 A link that carries rounds is measured by them. What they cannot show, because streams share links
 then or are paced, a probe shows: bytes that the other side drops, sent as fast as they go, to one
 peer at a time and never in a reduction. Probes are few: in an hour no more than one round sends.
+
+A peer sends or receives one probe at a time. Two probes that meet in one peer disturb each other,
+whatever their directions. Two that arrive share its downlink. One that leaves while another arrives
+gets its acknowledgements from behind the other's queue: a round trip of 20 ms becomes one of 80,
+and TCP, whose window is made for 20, sends half of what the link can carry, and goes on so. So a
+peer gives its turn to one other at a time and to nobody while it sends a probe itself.
 """
 
 from __future__ import annotations
@@ -10,8 +16,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-
-from atoll.peer.links.messages import LinkRow
 
 # Limit of one pair in an hour. A first guess is all that a plan needs: the rounds that follow it
 # measure for nothing what a link has, and a short probe sees what a round would see in so many
@@ -33,15 +37,12 @@ DUE_S = HOUR_S
 QUIET_S = 0.5
 # Pauses before the next probe to anybody, and before one to a peer that could not be probed.
 PAUSE_S, REFUSED_S, FAILED_S = 0.25, 1.0, 30.0
-
-# A row is sent when a value differs by this share from what was said last, and every ROW_S in case
-# the coordinator has lost it; never more often than every ROW_PAUSE_S, and in a large view so that
-# the coordinator hears ten rows a second.
-CHANGED = 0.2
-CHANGED_RTT_S, CHANGED_LOSS = 0.002, 0.002  # smaller differences are noise
-ROW_S = 300.0
-ROW_PAUSE_S = 5.0
-ROW_PAUSE_PER_MEMBER_S = 0.1
+# Who has not said by then that its probe is over is gone, or does not know better.
+TURN_S = PROBE_S_MAX + 2.0
+# The others get their turn before the same peer gets another ...
+AGAIN_S = 5.0
+# ... but not where a turn has ended so soon: it was given back unused.
+UNUSED_S = 0.5
 
 
 @dataclass(slots=True)
@@ -160,47 +161,57 @@ def probed_peers(me: bytes, others: Collection[bytes], budget_bytes: int) -> lis
     return order[: min(PROBED_MAX, budget_bytes // PROBE_BYTES_MIN)]
 
 
-@dataclass(slots=True)
-class RowTimes:
-    """Keep what this member has told the coordinator of its view, and when."""
+class ProbeTurns:
+    """Keep the turns of the peer ``me``.
 
-    said: LinkRow | None = None
-    at_s: float = float("-inf")
-    to: tuple[bytes, int] = (b"", 0)  # the coordinator and the number of its view
+    Call ``asks`` before the question to another one, ``begins`` when that has said yes, and
+    ``ends`` in any case; and ``ask`` and ``over`` for what others say.
+    """
 
-    def due(self, row: LinkRow, to: tuple[bytes, int], members: int, now_s: float) -> bool:
-        """Return whether the coordinator is to be told this row now.
+    def __init__(self, me: bytes) -> None:
+        self._me = me
+        self._asking = self._sending = False  # this peer itself
+        self._peer = b""  # to whom the turn was given ...
+        self._until_s = float("-inf")  # ... and how long it lasts
+        self._last: dict[bytes, float] = {}  # when the last turn of each began, of the last AGAIN_S
 
-        ``to``: the coordinator and the number of its view; it keeps rows of that view alone.
+    def given(self, now_s: float) -> bool:
+        """Return whether somebody else has the turn."""
+        return now_s < self._until_s
+
+    def asks(self) -> None:
+        self._asking = True
+
+    def begins(self, now_s: float) -> bool:
+        """Note that the other side agrees to a probe.
+
+        Returns False if this peer has given its turn away meanwhile.
         """
-        age_s = now_s - self.at_s
-        if age_s < max(ROW_PAUSE_S, ROW_PAUSE_PER_MEMBER_S * members):
+        self._asking, self._sending = False, not self.given(now_s)
+        return self._sending
+
+    def ends(self) -> None:
+        self._asking = self._sending = False
+
+    def ask(self, peer: bytes, now_s: float, *, busy: bool) -> bool:
+        """Return whether ``peer`` may begin a probe now; if so it has the turn.
+
+        ``busy``: a reduction, or other data on the way from here or to here.
+        """
+        self._last = {p: at_s for p, at_s in self._last.items() if now_s - at_s < AGAIN_S}
+        taken = self._peer != peer and self.given(now_s)
+        # Of those that ask each other, in a pair or in a circle, one must give in, and not all.
+        ahead = self._sending or (self._asking and self._me < peer)
+        if busy or taken or ahead or peer in self._last:
             return False
-        return to != self.to or age_s >= ROW_S or has_changed(self.said, row)
-
-    def sent(self, row: LinkRow, to: tuple[bytes, int], now_s: float) -> None:
-        self.said, self.to, self.at_s = row, to, now_s
-
-
-def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
-    """Return whether somebody who knows ``before`` should know ``after``."""
-    if before is None or set(before.peers) != set(after.peers):
+        self._peer, self._until_s = peer, now_s + TURN_S
+        self._last[peer] = now_s
         return True
-    if _differs(before.up, after.up) or _differs(before.down, after.down):
-        return True
-    old = {peer: n for n, peer in enumerate(before.peers)}
-    for n, peer in enumerate(after.peers):
-        m = old[peer]
-        if (
-            _differs(before.out[m], after.out[n])
-            or _differs(before.rtt_s[m], after.rtt_s[n], CHANGED_RTT_S)
-            or _differs(before.loss[m], after.loss[n], CHANGED_LOSS)
-        ):
-            return True
-    return False
 
-
-def _differs(before: float | None, after: float | None, at_least: float = 0.0) -> bool:
-    if before is None or after is None:
-        return before is not after
-    return abs(after - before) > max(at_least, CHANGED * before)
+    def over(self, peer: bytes, now_s: float) -> None:
+        """Note that ``peer`` has ended its probe, or gives its turn back."""
+        if peer != self._peer:
+            return
+        self._until_s = float("-inf")
+        if now_s - self._last.get(peer, float("-inf")) < UNUSED_S:
+            del self._last[peer]

@@ -1,4 +1,4 @@
-"""Send probes, and give others their turn: the shell of probe_schedule.py and probe_turns.py.
+"""Send probes, and give others their turn: the shell of probe_schedule.py.
 
 A probe is sent by a thread of its own, as fast as its stream takes it, and watched from the event
 loop, which ends it when it is enough or in the way.
@@ -17,11 +17,16 @@ from atoll.collectives.errors import AtollError
 from atoll.collectives.threads import worker
 from atoll.peer.daemon.ports import LinkMonitorPort
 from atoll.peer.links.estimates import PairEstimate
-from atoll.peer.links.messages import AskProbe, MayProbe, ProbeOver
-from atoll.peer.links.probe_frames import PROBE, PROBE_FRAME_BYTES, probe_header
-from atoll.peer.links.probe_schedule import ProbeSchedule, RunningProbe, probed_peers
-from atoll.peer.links.probe_turns import ProbeTurns
-from atoll.peer.links.traffic import Traffic
+from atoll.peer.links.messages import (
+    PROBE,
+    PROBE_FRAME_BYTES,
+    AskProbe,
+    MayProbe,
+    ProbeOver,
+    probe_header,
+)
+from atoll.peer.links.probe_schedule import ProbeSchedule, ProbeTurns, RunningProbe, probed_peers
+from atoll.peer.links.tcp_info import Traffic
 from atoll.peer.membership.view import short
 from atoll.peer.streams.manager import FrameOutlet
 from atoll.peer.streams.stream import DataStream

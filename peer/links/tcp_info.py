@@ -1,12 +1,18 @@
-"""Read what the kernel counts of a TCP connection: Linux' ``struct tcp_info``. Sans-I/O.
+"""Read what the kernel counts of a TCP connection, and find what streams did meanwhile. Sans-I/O.
 
-The struct has only ever grown at its end, so its size says what a kernel knows. Everything that is
-read here is there since Linux 4.19; of an older kernel, and of other systems, nothing is known.
+Counters are Linux' ``struct tcp_info``, which has only ever grown at its end, so its size says what
+a kernel knows. Everything that is read here is there since Linux 4.19; of an older kernel, and of
+other systems, nothing is known.
+
+Between two readings lies an interval (``TcpInterval``). Its bytes and rates are those of the wire,
+headers included, because that is what links have a rate of. What all streams did in the same
+interval (``Traffic``) says what disturbed what.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +26,10 @@ _NO_RTT_US: Final = 0xFFFFFFFF  # where nothing has been acknowledged yet
 # Bytes on the wire for each byte of a full packet's payload: no headers at all, and those of IPv6
 # with all options in the smallest packets that it allows. A kernel that says more is mistaken.
 HEADERS_MIN, HEADERS_MAX = 1.0, 1.25
+# How much of an interval a stream must have been busy for what it moved to say how fast it was.
+BUSY_SHARE = 0.9
+# Less, between two readings, is a question, an answer, or the opening of a stream.
+LOAD_BYTES = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +90,114 @@ def parse(data: bytes) -> TcpInfo | None:
         retransmitted_bytes=retransmitted,
         duplicates=duplicates,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInterval:
+    """Describe what one connection has done between two readings.
+
+    ``took_s``: seconds between the two readings; ``busy_s``: of those something was on its way.
+    ``delivered``: bytes that the other side has, in whatever order; ``sent``, ``lost``: bytes sent,
+    and of those the ones that had to be sent again. ``rate``: bytes per second over the last round
+    trip as the kernel says, 0 if it says nothing new; ``app_limited``: that was all there was to
+    send. ``unsent``: bytes that wait in the kernel. ``pace``: bytes per second that it was told to
+    keep to, 0 if to none. ``arrived``: bytes from the other side. ``rtt_s``, ``min_rtt_s``: see
+    TcpInfo.
+    """
+
+    took_s: float
+    busy_s: float = 0.0
+    delivered: float = 0.0
+    sent: float = 0.0
+    lost: float = 0.0
+    rate: float = 0.0
+    app_limited: bool = False
+    unsent: int = 0
+    pace: float = 0.0
+    arrived: float = 0.0
+    rtt_s: float = 0.0
+    min_rtt_s: float = 0.0
+
+    @property
+    def moving(self) -> bool:
+        return self.delivered > 0 or self.sent > 0
+
+    @property
+    def is_load(self) -> bool:
+        """Return whether it sent enough to be in the way of others."""
+        return self.sent >= LOAD_BYTES
+
+    @property
+    def whole(self) -> bool:
+        """Return whether it was busy from one reading to the next."""
+        return self.busy_s >= BUSY_SHARE * self.took_s
+
+
+def between(
+    before: TcpInfo | None, after: TcpInfo, took_s: float, pace: float = 0.0
+) -> TcpInterval:
+    """Return what a connection has done between two readings, ``took_s`` seconds apart.
+
+    ``before`` is None for the first reading of a connection, of which only its round trip is taken:
+    when it moved what it has moved is not known. ``pace``: what it was told to keep to.
+    """
+    if before is None or took_s <= 0:
+        return TcpInterval(
+            max(took_s, 0.0), rtt_s=after.rtt_s, min_rtt_s=after.min_rtt_s, pace=pace
+        )
+    wire = after.headers
+    again = max(0, after.retransmitted_bytes - before.retransmitted_bytes)
+    needless = _since(before.duplicates, after.duplicates) * after.mss
+    packets = _since(before.received_packets, after.received_packets)
+    # A hole that is filled makes much arrive at once that was here before: then packets are right.
+    arrived = min(after.received_bytes - before.received_bytes, packets * after.received_mss)
+    return TcpInterval(
+        took_s,
+        busy_s=max(0.0, after.busy_s - before.busy_s),
+        delivered=wire * _since(before.delivered, after.delivered) * after.mss,
+        sent=wire * max(0, after.sent_bytes - before.sent_bytes),
+        lost=wire * max(0, again - needless),
+        # The kernel keeps the last rate that was not limited by the sender: only a new one counts.
+        rate=wire * after.delivery_rate if after.delivery_rate != before.delivery_rate else 0.0,
+        app_limited=after.app_limited,
+        unsent=after.unsent_bytes,
+        pace=pace,
+        arrived=wire * max(0, arrived),
+        rtt_s=after.rtt_s,
+        min_rtt_s=after.min_rtt_s,
+    )
+
+
+def _since(before: int, after: int) -> int:
+    """Return how far a counter that starts again at 2^32 has moved."""
+    return (after - before) % (1 << 32)
+
+
+StreamIntervals = Mapping[bytes, Sequence[TcpInterval]]  # of all streams to, or from, each peer
+
+
+class Traffic:
+    """Hold what all streams to, and from, each peer did between two readings.
+
+    ``sending``, ``arriving``: the peers to which, and from which, there was load.
+    """
+
+    def __init__(self, out: StreamIntervals, into: StreamIntervals) -> None:
+        self.out, self.into = out, into
+        self.sending = frozenset(
+            peer for peer, intervals in out.items() if any(one.is_load for one in intervals)
+        )
+        self.arriving = frozenset(
+            peer
+            for peer, intervals in into.items()
+            if sum(one.arrived for one in intervals) > LOAD_BYTES
+        )
+
+    def is_alone(self, peer: bytes) -> bool:
+        """Return whether nothing shared this peer's links with what went to ``peer``.
+
+        What goes to others takes its part of the uplink. What arrives, from whomever, fills the
+        queue of the downlink, and in it wait the acknowledgements of what goes to ``peer``: TCP
+        takes that for a longer way than its window is made for, and sends less than it could.
+        """
+        return not self.arriving and self.sending <= {peer}

@@ -29,7 +29,7 @@ from atoll.collectives.errors import AddressFullError
 from atoll.peer.streams.keys import is_trusted_network
 
 
-class Limits(NamedTuple):
+class PlaceLimits(NamedTuple):
     """Hold how many places there are: in all, for one network, and for one address."""
 
     total: int
@@ -39,13 +39,13 @@ class Limits(NamedTuple):
 
 # A handshake: 8 KiB read + TLS state of about 100 KiB, so all of them are under 14 MiB. One network
 # cannot take all places, nor one address those of its network.
-STRANGERS_SPEAKING = Limits(64, 32, 8)
-MEMBERS_SPEAKING = Limits(64, 64, 16)
+STRANGERS_SPEAKING = PlaceLimits(64, 32, 8)
+MEMBERS_SPEAKING = PlaceLimits(64, 64, 16)
 # A silent connection: a descriptor and some 4 KiB. An address may begin 10 a second (below), so 64
 # addresses of one network leave 0.1 s for the first byte of another peer there; who has just
 # connected takes milliseconds.
-STRANGERS_SILENT = Limits(256, 64, 8)
-MEMBERS_SILENT = Limits(64, 64, 16)
+STRANGERS_SILENT = PlaceLimits(256, 64, 8)
+MEMBERS_SILENT = PlaceLimits(64, 64, 16)
 # Handshakes begun by one address in a second; about 490 per second fill a core.
 STARTS_PER_ADDRESS_MAX = 10
 # An address all of whose connections come to nothing is turned away unheard, for 1 s and then twice
@@ -94,7 +94,7 @@ class PendingConnection:
 class _PendingQueue:
     """Keep the places of one kind, the oldest first."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PlaceLimits) -> None:
         self._limits = limits
         self._held: dict[PendingConnection, None] = {}
         self._of: Counter[str] = Counter()  # by address and by network
@@ -141,7 +141,7 @@ class _PendingQueue:
         return next(iter(held))
 
 
-class Gate:
+class ConnectionLimiter:
     """Count unproved connections; :meth:`enter` and :meth:`leave` go in pairs."""
 
     def __init__(self) -> None:

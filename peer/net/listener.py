@@ -24,7 +24,7 @@ from atoll.collectives.errors import (
 from atoll.peer.daemon.descriptors import is_scarce
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
-from atoll.peer.net.connection_limits import Gate, PendingConnection, origin_of
+from atoll.peer.net.connection_limits import ConnectionLimiter, PendingConnection, origin_of
 from atoll.peer.net.dial import is_refusal
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
@@ -94,7 +94,7 @@ class Listener:
 
     def __init__(self, context: ssl.SSLContext, greeter: Greeter) -> None:
         self._context, self._greeter = context, greeter
-        self._gate = Gate()
+        self._limiter = ConnectionLimiter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -144,7 +144,7 @@ class Listener:
             found: PendingConnection | str = "too many file descriptors are in use"
         else:
             of_member = self._greeter.is_member_ip(origin.ip)
-            found = self._gate.enter(origin, loop.time(), of_member=of_member)
+            found = self._limiter.enter(origin, loop.time(), of_member=of_member)
         if isinstance(found, str):
             _reset(sock)
             if self._may_note():
@@ -199,7 +199,7 @@ class Listener:
         if not head:
             raise ConnectionResetError("the other side closed the connection")
         caller.is_silent = False
-        if reason := self._gate.speaks(caller.place):
+        if reason := self._limiter.speaks(caller.place):
             raise ConnectionRefusedError(reason)
         return head
 
@@ -239,12 +239,12 @@ class Listener:
     def _admitted(self, caller: _Caller, task: asyncio.Task[None]) -> None:
         # Here and not in a `finally` of the task: one cancelled before its first step runs none.
         self._tasks.discard(task)
-        self._gate.leave(caller.place)
+        self._limiter.leave(caller.place)
         address, gave_up = caller.place.origin.address, task.cancelled() and caller.is_silent
         if caller.welcome:
-            self._gate.succeeded(address)
+            self._limiter.succeeded(address)
         elif caller.welcome is False or gave_up:
-            self._gate.failed(address, task.get_loop().time())
+            self._limiter.failed(address, task.get_loop().time())
         caller.close()
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": f"defect in {task.get_name()}", "exception": error}

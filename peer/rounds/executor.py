@@ -37,7 +37,7 @@ from atoll.peer.rounds.replica import Replica
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import SyncClient
-from atoll.peer.state_sync.server import Donor
+from atoll.peer.state_sync.server import SyncServer
 from atoll.peer.streams.manager import Streams
 from atoll.peer.streams.router import Router
 
@@ -80,7 +80,7 @@ class RoundExecutor:
             """Log from any thread: the threads that read from donors fill the cache."""
             self._loop.call_soon_threadsafe(self.log, line)
 
-        self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, self.log)
+        self.donor = SyncServer(host, self.streams, self.reducer.complete_result, rounds, self.log)
         cache = ChunkCache(received, in_loop)
         self.sync = SyncClient(host, self.router.copies, rounds, cache, self)
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step

@@ -36,7 +36,7 @@ from atoll.peer.rounds.salvage import (
     header_of,
     pack_chunks,
 )
-from atoll.peer.state_sync.result_client import Fetcher
+from atoll.peer.state_sync.client import ResultFetcher
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 from atoll.peer.streams.router import Router
 
@@ -71,7 +71,7 @@ class Reducer:
         self._feed = feed
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self.fetcher = Fetcher(host, router.copies)
+        self.fetcher = ResultFetcher(host, router.copies)
         self.jobs = AttemptTable(replica.log.spare)
         self.kept_server = KeptServer(
             streams,

@@ -1,8 +1,10 @@
-"""Carry out what machine.py decides, the learner's side: sockets, threads and memory.
+"""Bring this peer the state of a goal, or the result of an attempt: sockets, threads and memory.
 
-Pieces are hashed and stored in the reader threads of the donors' streams, under one lock with the
-decisions. Memory beside the state: a frame (2 MiB) for each donor that is sending, at most
-DONORS_MAX, 34 MB in all.
+``SyncClient`` carries out what machine.py decides. Pieces are hashed and stored in the reader
+threads of the donors' streams, under one lock with the decisions. Memory beside the state: a frame
+(2 MiB) for each donor that is sending, at most DONORS_MAX, 34 MB in all.
+
+``ResultFetcher`` copies the result of an attempt from a peer that holds it (REPAIR).
 """
 
 from __future__ import annotations
@@ -13,24 +15,36 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from atoll.collectives.errors import AtollError, RemoteProtocolError, StateError
+from atoll.collectives import RoundResult
+from atoll.collectives.errors import (
+    AtollError,
+    ConnectError,
+    RemoteProtocolError,
+    RoundTimeoutError,
+    StateError,
+)
 from atoll.collectives.units import duration
 from atoll.peer.membership.events import Goal
+from atoll.peer.membership.kept_chunks import KEPT_MAX
+from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import Member, short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.salvage import pack_chunks
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
-from atoll.peer.state_sync import events as ln
+from atoll.peer.state_sync import events as ev
 from atoll.peer.state_sync.chunk_cache import ChunkCache
-from atoll.peer.state_sync.incoming import Copies, TransferKind
 from atoll.peer.state_sync.machine import SyncMachine, SyncPhase
+from atoll.peer.state_sync.messages import FetchResult, ResultHead
 from atoll.peer.state_sync.sources import DONORS_MAX
 from atoll.peer.state_sync.verification import PART_HEAD_BYTES_MAX, RUN_MAX, open_parts
 from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.transfers import EncodedTransfer, TransferKind, Transfers, receive
 
 MAY_FINISH_TIMEOUT_S = 600.0  # a disk of 100 MB/s writes 60 GB meanwhile; then it hangs
 FRAME_BYTES_MAX = CHUNK_COPY_BYTES_MAX + RUN_MAX * PART_HEAD_BYTES_MAX
+HEAD_TIMEOUT_S = 5.0  # a holder that does not answer is replaced
 
 
 class StateOwner(Protocol):
@@ -55,13 +69,13 @@ class SyncClient:
     def __init__(
         self,
         host: ConnectionManager,
-        copies: Copies,
+        transfers: Transfers,
         rounds: RoundLog,
-        shelf: ChunkCache,
+        cache: ChunkCache,
         owner: StateOwner,
     ) -> None:
         self._host = host
-        self._rounds, self._chunk_cache = rounds, shelf
+        self._rounds, self._cache = rounds, cache
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()  # of everything below
@@ -76,7 +90,7 @@ class SyncClient:
         self.may_finish = asyncio.Event()  # cleared while the state must stay as it is
         self.may_finish.set()
         self._held_since_s: float | None = None  # since when that is waited for
-        copies.pieces = self
+        transfers.pieces = self
 
     # ------------------------------------------------------------ steering
 
@@ -85,7 +99,7 @@ class SyncClient:
         return self._machine.phase is not SyncPhase.IDLE
 
     def describe(self) -> str:
-        """Describe for people what is being loaded, since when, and who or what that waits for.
+        """Describe for people what is on its way, since when, and who or what that waits for.
 
         Return "" if nothing is.
         """
@@ -99,8 +113,8 @@ class SyncClient:
 
     def aim(self, goal: Goal) -> None:
         """Reach this goal; a newer one takes the place of an older one."""
-        self._feed(ln.Linked(frozenset(self._host.link_peers())))
-        self._feed(ln.Aim(goal, self._own()))
+        self._feed(ev.LinkedPeers(frozenset(self._host.link_peers())))
+        self._feed(ev.SetGoal(goal, self._own()))
 
     def lost(self, peer: bytes) -> None:
         """Handle the end of the control link to a donor.
@@ -108,34 +122,34 @@ class SyncClient:
         Answers to what was asked may be lost with it, also when it is back before anybody has
         looked.
         """
-        self._feed(ln.Linked(frozenset(self._host.link_peers()) - {peer}))
+        self._feed(ev.LinkedPeers(frozenset(self._host.link_peers()) - {peer}))
 
     def cancel(self) -> None:
         """Stop. What has been received stays for a later goal, unless a round is applied first."""
-        self._feed(ln.Cancel())
+        self._feed(ev.Cancel())
 
     def close(self) -> None:
         self.cancel()
         with self._lock:
             self._closed = True  # reader threads may outlive the loop
-            self._chunk_cache.close()
+            self._cache.close()
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
 
     def on_message(self, source: bytes, message: object) -> None:
-        """Handle one of ``messages.ANSWERED_TO_LEARNERS``."""
-        self._feed(ln.Heard(source, message))
+        """Handle one of ``messages.ANSWERED_BY_DONORS``."""
+        self._feed(ev.DonorMessage(source, message))
 
-    def _own(self) -> ln.Own:
+    def _own(self) -> ev.OwnState:
         state = self._owner.state
         if state is None or not state.digest:
-            return ln.Own()
+            return ev.OwnState()
         chain, blob_digest = self._rounds.chain_after(state.round), _sha(state.blob)
-        return ln.Own(state.round, chain, state.digest, blob_digest)
+        return ev.OwnState(state.round, chain, state.digest, blob_digest)
 
-    def _feed(self, event: ln.Event) -> None:
+    def _feed(self, event: ev.Event) -> None:
         """Give an event to the machine, and have its effects carried out. From any thread."""
         with self._lock:
             if self._closed:
@@ -143,7 +157,7 @@ class SyncClient:
             try:
                 effects = self._machine.handle(event, self._loop.time())
             except AtollError as error:  # the store is not ours any more, or there is no memory
-                effects = self._machine.handle(ln.Unprepared(error.what), self._loop.time())
+                effects = self._machine.handle(ev.StoreFailed(error.what), self._loop.time())
             # In order, whichever thread they come from.
             self._loop.call_soon_threadsafe(self._carry_out, effects)
 
@@ -162,7 +176,7 @@ class SyncClient:
                 buffer = self._spare.pop() if self._spare else bytearray(FRAME_BYTES_MAX)
                 self._landing[source, ticket] = buffer
                 return memoryview(buffer)[: header.length]
-        self._feed(ln.PieceArrived(source, ticket, header.round, ()))
+        self._feed(ev.PieceArrived(source, ticket, header.round, ()))
         return None
 
     def received(self, source: bytes, header: DataHeader) -> None:
@@ -174,7 +188,7 @@ class SyncClient:
             parts = open_parts(memoryview(buffer)[: header.length])
         except RemoteProtocolError:
             parts = ()
-        self._feed(ln.PieceArrived(source, header.attempt, header.round, parts))
+        self._feed(ev.PieceArrived(source, header.attempt, header.round, parts))
         with self._lock:
             if len(self._spare) < DONORS_MAX:
                 self._spare.append(buffer)
@@ -183,27 +197,27 @@ class SyncClient:
         with self._lock:
             for key in [key for key in self._landing if key[0] == source]:
                 del self._landing[key]
-        self._feed(ln.Interrupted(source))
+        self._feed(ev.StreamBroken(source))
 
     # ------------------------------------------------------------ effects, in the event loop
 
-    def _carry_out(self, effects: list[ln.Effect]) -> None:
+    def _carry_out(self, effects: list[ev.Effect]) -> None:
         for effect in effects:
             match effect:
-                case ln.TellDonor():
+                case ev.SendToDonor():
                     self._host.send(effect.peer, effect.message)
-                case ln.DialDonor():
+                case ev.DialDonor():
                     self._spawn(self._dial(effect.member))
-                case ln.PrepareStore():
+                case ev.PrepareStore():
                     self._spawn(self._prepare(effect.blob))
-                case ln.Finish():
+                case ev.InstallState():
                     assert isinstance(effect.store, _Store)
                     self._spawn(self._finish(effect.store, effect.round, effect.digest))
-                case ln.Done():
+                case ev.Synced():
                     self._done(effect)
-                case ln.SyncFailed():
+                case ev.SyncFailed():
                     self._owner.sync_failed(effect.why)
-                case ln.Say():
+                case ev.LogLine():
                     self._owner.log(effect.text)
         self._arm()
 
@@ -213,7 +227,7 @@ class SyncClient:
 
     def _tick(self) -> None:
         self._timer = None
-        self._feed(ln.Linked(frozenset(self._host.link_peers())))
+        self._feed(ev.LinkedPeers(frozenset(self._host.link_peers())))
 
     async def _dial(self, member: Member) -> None:
         try:
@@ -231,12 +245,12 @@ class SyncClient:
             if blob:
                 state = await asyncio.to_thread(ReplicatedState, blob)
             assert state is not None
-            store = _Store(state, self._chunk_cache)
-            shelved = await asyncio.to_thread(store.take_shelved, _sha(blob)) if blob else ()
+            store = _Store(state, self._cache)
+            cached = await asyncio.to_thread(store.take_cached, _sha(blob)) if blob else ()
         except (AtollError, MemoryError, OSError) as error:
-            self._feed(ln.Unprepared(_reason(error)))
+            self._feed(ev.StoreFailed(_reason(error)))
             return
-        self._feed(ln.Prepared(store, shelved))
+        self._feed(ev.StoreReady(store, cached))
 
     async def _finish(self, store: _Store, number: int, digest: bytes) -> None:
         self._held_since_s = None if self.may_finish.is_set() else self._loop.time()
@@ -245,26 +259,26 @@ class SyncClient:
                 await self.may_finish.wait()
         except TimeoutError:
             why = f"a checkpoint has been copying the state for {MAY_FINISH_TIMEOUT_S:.0f} s"
-            self._feed(ln.Unfinished(why, is_mismatch=False))
+            self._feed(ev.StateRejected(why, is_mismatch=False))
             return
         finally:
             self._held_since_s = None
         try:
             await asyncio.to_thread(store.finish, number, digest)
         except StateError as error:
-            self._feed(ln.Unfinished(error.what, is_mismatch=store.is_open))
+            self._feed(ev.StateRejected(error.what, is_mismatch=store.is_open))
             return
         self._ready = store.state
-        self._feed(ln.Finished())
+        self._feed(ev.StateInPlace())
 
-    def _done(self, done: ln.Done) -> None:
+    def _done(self, done: ev.Synced) -> None:
         state, self._ready = self._ready or self._owner.state, None
         assert state is not None
         known = self._rounds.chain_after(done.round), self._rounds.digest_after(done.round)
         if known != (done.chain, done.digest):
             self._rounds.restart(done.round, done.digest, done.chain)
         with self._lock:
-            self._chunk_cache.clear()
+            self._cache.clear()
         self._owner.adopt(state, done.round, done.chain)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -274,14 +288,14 @@ class SyncClient:
 
 
 class _Store:
-    """Put a state together on a StateLoad: ``learning.Store``.
+    """Put a state together on a StateLoad: ``ev.SyncStore``.
 
-    Chunks that are kept are copied when that is needed; what is put is shelved as well, while the
-    shelf is open.
+    Chunks that are kept are copied when that is needed; what is put is cached as well, while the
+    cache is open.
     """
 
-    def __init__(self, state: ReplicatedState, shelf: ChunkCache) -> None:
-        self.state, self._chunk_cache = state, shelf
+    def __init__(self, state: ReplicatedState, cache: ChunkCache) -> None:
+        self.state, self._cache = state, cache
         self._load = StateLoad(state)
         self._kept: dict[int, int] = {}  # chunk of the current state -> the round that it is of
         self._leaves: dict[int, bytes] = {}  # of chunks that were put, where they are known
@@ -320,14 +334,14 @@ class _Store:
 
     def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
         self._take(chunk, number, data, sha)
-        self._chunk_cache.add(chunk, number, digest, sha, data)
+        self._cache.add(chunk, number, digest, sha, data)
 
-    def take_shelved(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
-        """Open the shelf; return (chunk, round, digest of that round's state) of what it has."""
+    def take_cached(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
+        """Open the cache; return (chunk, round, digest of that round's state) of what it has."""
         sizes = [self.state_bytes(chunk) for chunk in range(self.chunks)]
-        self._chunk_cache.begin(blob_digest, sum(sizes))
+        self._cache.begin(blob_digest, sum(sizes))
         taken: dict[int, tuple[int, int, bytes]] = {}
-        for chunk, number, digest, sha, data in self._chunk_cache.chunks(sizes):
+        for chunk, number, digest, sha, data in self._cache.chunks(sizes):
             self._take(chunk, number, memoryview(data), sha)
             taken[chunk] = (chunk, number, digest)
         return tuple(taken.values())
@@ -364,3 +378,55 @@ def _sha(data: bytes) -> bytes:
 
 def _reason(error: AtollError | MemoryError | OSError) -> str:
     return error.what if isinstance(error, AtollError) else f"no memory for the state: {error}"
+
+
+class ResultFetcher:
+    """Copy R of an attempt from one holder at a time, instead of reducing it again."""
+
+    def __init__(self, host: ConnectionManager, transfers: Transfers) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._heads: dict[tuple[bytes, int, int], asyncio.Future[ResultHead]] = {}
+
+    def on_head(self, source: bytes, head: ResultHead) -> None:
+        waiting = self._heads.get((source, head.round, head.attempt))
+        if waiting is not None and not waiting.done():
+            waiting.set_result(head)
+
+    async def fetch(
+        self,
+        begin: Begin,
+        holder: bytes,
+        result: RoundResult,
+    ) -> list[bytes]:
+        """Copy what ``result`` lacks of R of an attempt; return the digests of all chunks.
+
+        ConnectError without a link to the holder, StateError if it does not hold the result or the
+        transfer breaks, RoundTimeoutError if it does not answer or sends nothing.
+        """
+        lacking = [chunk for chunk, digest in enumerate(result.digests) if not digest]
+        some = len(lacking) < min(len(result.digests), KEPT_MAX + 1)
+        chunks = pack_chunks(lacking) if some else b""  # a list of all says no more
+        question = FetchResult(begin.lineage, begin.view, begin.round, begin.attempt, chunks)
+        key = (holder, int(TransferKind.RESULT_COPY), begin.round, begin.attempt)
+        with self._transfers.asking(key):
+            head = await self._ask(holder, question)
+            if not head.found:
+                raise StateError(f"{short(holder)} does not hold the result of round {begin.round}")
+            return await receive(self._transfers, EncodedTransfer(key, result, hashed=True))
+
+    async def _ask(self, peer: bytes, question: FetchResult) -> ResultHead:
+        waiting: asyncio.Future[ResultHead] = asyncio.get_running_loop().create_future()
+        key = (peer, question.round, question.attempt)
+        self._heads[key] = waiting
+        try:
+            if not self._host.send(peer, question):
+                raise ConnectError(f"no control link to {short(peer)}")
+            async with asyncio.timeout(HEAD_TIMEOUT_S):
+                return await waiting
+        except TimeoutError:
+            raise RoundTimeoutError(
+                f"{short(peer)} has not answered for {HEAD_TIMEOUT_S:.0f} s"
+            ) from None
+        finally:
+            del self._heads[key]

@@ -1,4 +1,4 @@
-"""Define what goes into the machine that catches up (machine.py) and what comes out of it."""
+"""Define what goes into the machine of a sync (machine.py) and what comes out of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SyncStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class OwnState:
     """Describe the state at hand; round 0 and no blob if there is none."""
 
     round: int = 0
@@ -70,11 +70,11 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class SetGoal:
     """Reach this goal. While something is under way, ``own`` is ignored."""
 
     goal: Goal
-    own: Own
+    own: OwnState
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,16 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Linked:
+class LinkedPeers:
     """Report which peers have a control link now; no others have."""
 
     peers: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class DonorMessage:
+    """Report an answer of a donor."""
+
     source: bytes
     message: object
 
@@ -109,60 +111,58 @@ class PieceArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupted:
+class StreamBroken:
     """Report that the donor's data stream broke: what was asked of it does not come."""
 
     source: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class StoreReady:
+    """Report that there is memory for the state."""
+
     store: SyncStore
-    shelved: tuple[tuple[int, int, bytes], ...] = ()  # chunk, round, digest: from an earlier life
+    cached: tuple[tuple[int, int, bytes], ...] = ()  # chunk, round, digest: from an earlier life
 
 
 @dataclass(frozen=True, slots=True)
-class Unprepared:
+class StoreFailed:
+    """Report that there is no memory for the state, or that it is another's now."""
+
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class StateInPlace:
     """Report that the state is in place and has the digest that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class StateRejected:
     """Report that the state is not in place. ``is_mismatch``: it has another digest."""
 
     why: str
     is_mismatch: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SyncTick:
-    pass
-
-
 Event = (
-    Aim
+    SetGoal
     | Cancel
-    | Linked
-    | Heard
+    | LinkedPeers
+    | DonorMessage
     | PieceArrived
-    | Interrupted
-    | Prepared
-    | Unprepared
-    | Finished
-    | Unfinished
-    | SyncTick
+    | StreamBroken
+    | StoreReady
+    | StoreFailed
+    | StateInPlace
+    | StateRejected
 )
 
 # ---------------------------------------------------------------- effects
 
 
 @dataclass(frozen=True, slots=True)
-class TellDonor:
+class SendToDonor:
     peer: bytes
     message: object
 
@@ -174,13 +174,13 @@ class DialDonor:
 
 @dataclass(frozen=True, slots=True)
 class PrepareStore:
-    """Make a store: on the state at hand, or with this blob on a new one. Answer: Prepared."""
+    """Make a store: on the state at hand, or with this blob on a new one. Answer: StoreReady."""
 
     blob: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class InstallState:
     """Put the store in place as the state after this round, if it has this digest."""
 
     store: SyncStore
@@ -189,7 +189,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Synced:
     round: int
     chain: bytes
     digest: bytes
@@ -201,8 +201,8 @@ class SyncFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class LogLine:
     text: str
 
 
-Effect = TellDonor | DialDonor | PrepareStore | Finish | Done | SyncFailed | Say
+Effect = SendToDonor | DialDonor | PrepareStore | InstallState | Synced | SyncFailed | LogLine

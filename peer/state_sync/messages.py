@@ -1,7 +1,8 @@
 """Define the messages between a peer that lacks state or a result and those that have it.
 
-A learner asks over the control link; small answers come back there, pieces as frames of the donor's
-data stream. A *piece* is a chunk of the state, or the same chunk's parts of committed rounds.
+Whoever lacks it asks over the control link; small answers come back there, pieces as frames of the
+donor's data stream. A *piece* is a chunk of the state, or the same chunk's parts of committed
+rounds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ DIGESTS_MAX = 1024  # rounds whose digest one answer names, as many as a log rem
 HEADS_MAX = 1024  # in one answer, if they fit
 # An answer ends before the head that would exceed it, unless that is its first.
 HEADS_BYTES_MAX = CONTROL_FRAME_BYTES_MAX // 2
-ASKED_MAX = 8  # pieces that one learner may have asked of one donor
+ASKED_MAX = 8  # pieces that one peer may have asked of one donor
 
 Ticket = Annotated[int, Within(1, (1 << 32) - 1)]  # names one request: its frame's ``attempt``
 
@@ -93,7 +94,7 @@ class FetchPiece:
     ``entry`` 0: the chunk as it is now; else its parts of the entries ``entry`` to ``last`` that
     have one, from the first on as many as are here.
 
-    ``have`` is the leaf of what the learner has: an equal chunk is confirmed, not sent.
+    ``have`` is the leaf of what whoever asks has: an equal chunk is confirmed, not sent.
     """
 
     ticket: Ticket
@@ -149,6 +150,6 @@ class ResultHead:
     found: bool
 
 
-# Who hears what: the daemon gives the first kind to its Donor, the second to SyncClient.
+# Who hears what: the daemon gives the first kind to its SyncServer, the second to SyncClient.
 ASKED_OF_DONORS = AskState | AskBlob | AskHeads | FetchPiece | DropPieces | FetchResult
-ANSWERED_TO_LEARNERS = StateIs | BlobIs | HeadsAre | NoPiece
+ANSWERED_BY_DONORS = StateIs | BlobIs | HeadsAre | NoPiece

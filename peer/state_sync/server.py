@@ -1,9 +1,9 @@
 """Serve state, log entries and results to peers that lack them: the donor's side.
 
-Pieces are copied and sent one at a time per learner, in worker threads, while rounds go on: memory
-is one chunk with its proof (2 MiB and 646 bytes at most) for each of SERVES_MAX learners, 8.4 MB in
-all, and Merkle trees of entries; entries are sent from where they lie. While a reduction of this
-peer's own sends bytes, pieces take a small share of what it sends.
+Pieces are copied and sent one at a time per peer, in worker threads, while rounds go on: memory is
+one chunk with its proof (2 MiB and 646 bytes at most) for each of SERVES_MAX peers, 8.4 MB in all,
+and Merkle trees of entries; entries are sent from where they lie. While a reduction of this peer's
+own sends bytes, pieces take a small share of what it sends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import numpy as np
@@ -31,18 +31,17 @@ from atoll.peer.rounds.entries import INIT, EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.salvage import parse_chunks
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState
-from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.incoming import TransferKind
-from atoll.peer.state_sync.serving import Queue, ServingPace
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync.verification import RUN_MAX, entry_leaf, part_head
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 from atoll.peer.streams.stream import DataStream
+from atoll.peer.streams.transfers import TransferKind
 
-SERVES_MAX = 4  # learners at a time: more would only share the same uplink
+SERVES_MAX = 4  # peers at a time: more would only share the same uplink
 # Members that wait for the result of a round at a time: those that do not contribute all ask the
 # first peer that has it. In larger views some ask another one, and so does who has waited too long:
-# less than it waits for an answer (result_client.py).
+# less than it waits for an answer (``ResultFetcher``).
 RESULTS_MAX = 64
 RESULT_WAIT_S = 2.0
 # Entries whose Merkle trees are remembered (hashing one takes 0.1 s per 100 MB): as many as a piece
@@ -51,16 +50,26 @@ TREES_MAX = RUN_MAX
 TREE_LEAVES_MAX = 131_072
 TREES_MIN = 8  # a run of int8 entries needs no more, and each answer would hash them all again
 WHY_CHARACTERS_MAX = 300  # of a refusal's reason
-EARLY_MAX = 64  # learners of whom is remembered what has been logged
+EARLY_MAX = 64  # peers of whom is remembered what has been logged
 READ_TRIES = 3  # of a state that changes meanwhile
 U8 = NDArray[np.uint8]
 Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
+BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
+# Or so many in a reduction, if that is more: where rounds are small and the way is long, a peer
+# could not keep up with them otherwise. 50 ms at 10 Mbit/s.
+BUSY_BYTES = 64 << 10
+PACE_TIMEOUT_S = 60.0  # a piece that may not be sent for so long is refused: others may have time
+PACE_STEP_S = 0.02  # how often bytes are counted while waiting
+# Reductions that send nothing for so long leave the link to pieces: they may be of a peer that
+# is alone, or wait for the vote of the very peer that the pieces are for. Twice the time after
+# which what a slow link has taken of a frame is counted (peer/streams/stream.py).
+IDLE_S = 0.5
 
 
-class Donor:
+class SyncServer:
     """Answer everything in ``messages.ASKED_OF_DONORS``. Lives in the event loop.
 
-    ``is_open`` is false while this peer is no donor: it is catching up itself, or its state may be
+    ``is_open`` is false while this peer is no donor: it syncs itself, or its state may be
     wrong. Results of attempts are served regardless.
     """
 
@@ -82,11 +91,11 @@ class Donor:
         self.pace = ServingPace(lambda: streams.sent_for_rounds_bytes, time.monotonic)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queues: dict[bytes, Queue] = {}  # of learners that are being served
+        self._queues: dict[bytes, PieceQueue] = {}  # of peers that are being served
         # Who wants the result of which round, until its turn.
-        self._waiting: dict[tuple[bytes, int], ft.FetchResult] = {}
+        self._waiting: dict[tuple[bytes, int], msg.FetchResult] = {}
         self._result_turns = asyncio.Semaphore(SERVES_MAX)
-        self._early: dict[bytes, str] = {}  # learner -> why serving it ended early, as last logged
+        self._early: dict[bytes, str] = {}  # peer -> why serving it ended early, as last logged
         self._threads = workers(2 * SERVES_MAX, "serve")
         self._trees: OrderedDict[bytes, MerkleTree] = OrderedDict()  # by the entry's root
         self._trees_lock = threading.Lock()
@@ -106,23 +115,23 @@ class Donor:
 
     def on_message(self, source: bytes, message: object) -> None:
         match message:
-            case ft.FetchPiece():
+            case msg.FetchPiece():
                 self._on_fetch(source, message)
-            case ft.DropPieces():
+            case msg.DropPieces():
                 if source in self._queues:
                     self._queues[source].drop(message.tickets)
-            case ft.FetchResult():
+            case msg.FetchResult():
                 self._on_fetch_result(source, message)
-            case ft.AskState():
+            case msg.AskState():
                 self._host.send(source, self._state_from(message.first))
-            case ft.AskHeads():
+            case msg.AskHeads():
                 self._host.send(source, self._heads(message.first, message.last))
-            case ft.AskBlob() if self.state is not None:
-                self._host.send(source, ft.BlobIs(self.state.blob))
+            case msg.AskBlob() if self.state is not None:
+                self._host.send(source, msg.BlobIs(self.state.blob))
 
     # ------------------------------------------------------------ small answers
 
-    def _state_from(self, first: int) -> ft.StateIs:
+    def _state_from(self, first: int) -> msg.StateIs:
         state = self.state if self.is_open else None
         for _ in range(READ_TRIES):
             if state is None or not state.root:
@@ -131,53 +140,53 @@ class Donor:
             if state.position != position:
                 continue  # a commit came between the two
             number = position[0]
-            first = min(max(first, number + 1 - ft.DIGESTS_MAX), number)
+            first = min(max(first, number + 1 - msg.DIGESTS_MAX), number)
             digests = [self._rounds.digest_after(n) or bytes(32) for n in range(first, number + 1)]
             blob_digest = hashlib.sha256(state.blob).digest()
-            return ft.StateIs(
+            return msg.StateIs(
                 number, root, blob_digest, self._log_first(), first, b"".join(digests)
             )
-        return ft.StateIs(-1)
+        return msg.StateIs(-1)
 
     def _log_first(self) -> int:
         """Return the first entry that can be proven and replayed: the chain before it is known."""
         first = max(self._rounds.first, 2)  # INIT is the state itself
         return first if self._rounds.chain_after(first - 1) else first + 1
 
-    def _heads(self, first: int, last: int) -> ft.HeadsAre:
+    def _heads(self, first: int, last: int) -> msg.HeadsAre:
         heads: list[EntryHead] = []
         size = 0
         before = self._rounds.chain_after(first - 1) if self.is_open else b""
-        while before and first + len(heads) <= last and len(heads) < ft.HEADS_MAX:
+        while before and first + len(heads) <= last and len(heads) < msg.HEADS_MAX:
             head = self._rounds.head(first + len(heads))
             if head is None:
                 break
             size += len(encode(head))
-            if heads and size > ft.HEADS_BYTES_MAX:
+            if heads and size > msg.HEADS_BYTES_MAX:
                 break
             heads.append(head)
-        return ft.HeadsAre(first, before, tuple(heads))
+        return msg.HeadsAre(first, before, tuple(heads))
 
     # ------------------------------------------------------------ pieces
 
-    def _on_fetch(self, source: bytes, message: ft.FetchPiece) -> None:
+    def _on_fetch(self, source: bytes, message: msg.FetchPiece) -> None:
         if self.state is None or not self.is_open:
             self._refuse(source, message.ticket, "no state to give")
             return
         queue = self._queues.get(source)
         if queue is None and len(self._queues) < SERVES_MAX:
-            queue = self._queues[source] = Queue()
+            queue = self._queues[source] = PieceQueue()
             self._spawn(self._serve(source, queue))
         if queue is None:
             self._refuse(source, message.ticket, f"{SERVES_MAX} learners are being served")
         elif not queue.add(message):
-            self._refuse(source, message.ticket, f"{ft.ASKED_MAX} pieces have been asked for")
+            self._refuse(source, message.ticket, f"{msg.ASKED_MAX} pieces have been asked for")
 
     def _refuse(self, source: bytes, ticket: int, why: str, unreachable: bool = False) -> None:
-        self._host.send(source, ft.NoPiece(ticket, why[:WHY_CHARACTERS_MAX], unreachable))
+        self._host.send(source, msg.NoPiece(ticket, why[:WHY_CHARACTERS_MAX], unreachable))
 
-    async def _serve(self, source: bytes, queue: Queue) -> None:
-        """Send pieces to a learner until nothing is asked for.
+    async def _serve(self, source: bytes, queue: PieceQueue) -> None:
+        """Send pieces to a peer until nothing is asked for.
 
         What cannot be sent is refused, so that others are asked.
         """
@@ -194,7 +203,7 @@ class Donor:
         for message in queue.rest():  # came while the thread ended
             self._on_fetch(source, message)
 
-    def _send_all(self, source: bytes, queue: Queue, stream: DataStream) -> None:
+    def _send_all(self, source: bytes, queue: PieceQueue, stream: DataStream) -> None:
         """Send the pieces that wait in the queue, in a worker thread."""
         buffer = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
         while (message := queue.next()) is not None:
@@ -210,7 +219,7 @@ class Donor:
             FrameOutlet(stream, header, aside=True).send_parts(int(kind), chunk, *parts)
 
     def _piece(
-        self, message: ft.FetchPiece, buffer: memoryview
+        self, message: msg.FetchPiece, buffer: memoryview
     ) -> tuple[TransferKind, int, tuple[memoryview, ...]]:
         """Return kind, round and bytes of what is asked for; StateError if it is not here."""
         state = self.state
@@ -224,7 +233,7 @@ class Donor:
         head = memoryview(part_head(copy.proof, nbytes, same=same))
         return TransferKind.STATE, copy.round, (head, buffer[:nbytes])
 
-    def _run(self, state: ReplicatedState, message: ft.FetchPiece) -> tuple[memoryview, ...]:
+    def _run(self, state: ReplicatedState, message: msg.FetchPiece) -> tuple[memoryview, ...]:
         """Return the chunk's parts of consecutive entries, as many as are here and fit in a frame.
 
         Each as its head and its data. StateError if there is none.
@@ -265,7 +274,7 @@ class Donor:
 
     # ------------------------------------------------------------ results of attempts
 
-    def _on_fetch_result(self, source: bytes, message: ft.FetchResult) -> None:
+    def _on_fetch_result(self, source: bytes, message: msg.FetchResult) -> None:
         key = (source, message.round)  # several rounds may be in flight
         before = self._waiting.get(key)
         if before == message:
@@ -279,7 +288,7 @@ class Donor:
         self._waiting[key] = message  # in the place of an older attempt, which is over
         self._spawn(self._await_turn(source, message))
 
-    async def _await_turn(self, source: bytes, message: ft.FetchResult) -> None:
+    async def _await_turn(self, source: bytes, message: msg.FetchResult) -> None:
         key = (source, message.round)
         try:
             async with asyncio.timeout(RESULT_WAIT_S):
@@ -296,7 +305,7 @@ class Donor:
         finally:
             self._result_turns.release()
 
-    async def _serve_result(self, source: bytes, message: ft.FetchResult) -> None:
+    async def _serve_result(self, source: bytes, message: msg.FetchResult) -> None:
         number, attempt = message.round, message.attempt
         found = self._results(number, attempt)  # it may be over by now
         is_linked = self._say_result(source, message, found=found is not None)
@@ -316,14 +325,14 @@ class Donor:
         try:
             outlet = FrameOutlet(await self._streams.to(source), header)
             await self._loop.run_in_executor(self._threads, push, outlet)
-        except (AtollError, MemoryError) as error:  # the learner misses it and asks another holder
+        except (AtollError, MemoryError) as error:  # it is missed, and another holder is asked
             self._cannot_send(source, f"the result of round {number}", error)
 
-    def _say_result(self, source: bytes, message: ft.FetchResult, *, found: bool) -> bool:
-        return self._host.send(source, ft.ResultHead(message.round, message.attempt, found))
+    def _say_result(self, source: bytes, message: msg.FetchResult, *, found: bool) -> bool:
+        return self._host.send(source, msg.ResultHead(message.round, message.attempt, found))
 
     def _cannot_send(self, source: bytes, what: str, error: AtollError | MemoryError) -> None:
-        """Log that something cannot be sent, once for a learner and a reason.
+        """Log that something cannot be sent, once for a peer and a reason.
 
         It asks again, and so will this happen again.
         """
@@ -343,3 +352,94 @@ class Donor:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class PieceQueue:
+    """Keep the requests of one peer, first come, first served."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[int, msg.FetchPiece] = OrderedDict()  # by ticket
+
+    def add(self, message: msg.FetchPiece) -> bool:
+        """Add a request; return False if that peer asks for more than one may."""
+        with self._lock:
+            if len(self._waiting) >= msg.ASKED_MAX:
+                return False
+            self._waiting[message.ticket] = message
+            return True
+
+    def drop(self, tickets: Collection[int]) -> None:
+        with self._lock:
+            for ticket in tickets:
+                self._waiting.pop(ticket, None)
+
+    def next(self) -> msg.FetchPiece | None:
+        with self._lock:
+            return self._waiting.popitem(last=False)[1] if self._waiting else None
+
+    def rest(self) -> list[msg.FetchPiece]:
+        with self._lock:
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+            return waiting
+
+
+class ServingPace:
+    """Limit how fast pieces are sent.
+
+    While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends, or BUSY_BYTES.
+    """
+
+    def __init__(self, sent_bytes: Callable[[], int], clock: Callable[[], float]) -> None:
+        self._sent_bytes = sent_bytes  # of all rounds so far, and of nothing else
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._busy = self._closed = False
+        self._since_bytes = 0  # sent when the reduction began
+        self._pieces_bytes = 0  # since then, by pieces
+        self._reduced_bytes = 0  # since then, by the reduction, when they were last counted ...
+        self._moved_s = float("-inf")  # ... and when that has last grown, in this one or before
+
+    def busy(self, reducing: bool) -> None:
+        with self._changed:
+            if reducing and not self._busy:
+                self._since_bytes = self._sent_bytes()
+                self._reduced_bytes = self._pieces_bytes = 0
+            self._busy = reducing
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def wait(self, nbytes: int) -> None:
+        """Wait until so many bytes may be sent.
+
+        StateError after PACE_TIMEOUT_S, or at the end.
+        """
+        deadline_s = self._clock() + PACE_TIMEOUT_S
+        with self._changed:
+            while self._busy and not self._closed and not self._takes(nbytes):
+                if self._clock() > deadline_s:
+                    raise StateError("this donor needs its link for a round")
+                self._changed.wait(PACE_STEP_S)
+            if self._closed:
+                raise StateError("this donor is closing")
+
+    def _takes(self, nbytes: int) -> bool:
+        """Return whether there is room for so many; if so, count them.
+
+        Where nothing else is sent, there is room, and they do not count.
+        """
+        reduced_bytes = self._sent_bytes() - self._since_bytes
+        now_s = self._clock()
+        if reduced_bytes > self._reduced_bytes:
+            self._reduced_bytes, self._moved_s = reduced_bytes, now_s
+        if now_s - self._moved_s >= IDLE_S:
+            return True
+        if self._pieces_bytes + nbytes > max(BUSY_BYTES, BUSY_SHARE * reduced_bytes):
+            return False
+        self._pieces_bytes += nbytes
+        return True

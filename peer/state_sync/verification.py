@@ -1,7 +1,7 @@
-"""Prove what a learner is told. Pure.
+"""Prove what donors say. Pure.
 
-What it knows for certain: heads that fold to a chain, digests that several peers name, pieces that
-lead to a root.
+What a peer that syncs knows for certain: heads that fold to a chain, digests that several peers
+name, pieces that lead to a root.
 
 Folding proves a whole stretch from its end: who knows the chain after the last entry knows, because
 nobody finds another input with the same hash, every head before it and the chain before the first.
@@ -36,7 +36,7 @@ _UNKNOWN = bytes(32)
 class ReceivedPart:
     """Describe a chunk as it arrives.
 
-    ``same``: the learner has these bytes already; then none follow.
+    ``same``: the receiver has these bytes already; then none follow.
     """
 
     same: bool
@@ -157,13 +157,13 @@ class Attestation:
         self.agreed: dict[int, bytes] = {}
         self._disputed_s = float("inf")  # since when there is such a single one
 
-    def hear(self, peer: bytes, first: int, digests: bytes) -> None:
+    def record(self, peer: bytes, first: int, digests: bytes) -> None:
         for i in range(len(digests) // 32):
             digest = digests[32 * i : 32 * i + 32]
             if digest != _UNKNOWN:
                 self._named.setdefault(first + i, {})[peer] = digest
 
-    def settle(self, coordinator: bytes, members: Mapping[bytes, int], now_s: float) -> bool:
+    def recount(self, coordinator: bytes, members: Mapping[bytes, int], now_s: float) -> bool:
         """Count again; return whether anything has changed.
 
         ``members``: each with the round it is at.

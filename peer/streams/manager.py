@@ -23,15 +23,15 @@ from atoll.collectives.errors import AtollError, ConnectError
 from atoll.collectives.planning.pacing import is_open, stripe_pace
 from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.threads import worker
-from atoll.peer.links.probe_frames import PROBE
+from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.streams.congestion import suited
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.streams.sealed import RECORD_BYTES_MAX
 from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream
+from atoll.peer.streams.transfers import TransferKind
 
 # Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
 DRAIN_BYTES = RECORD_BYTES_MAX
@@ -40,7 +40,7 @@ OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the ro
 # A stream that another one replaces may still carry a round or a transfer: it is closed when it has
 # been idle for so long. Who waits longer than this for a turn has been given up.
 RETIRED_IDLE_S = 30.0
-# Of a pace: what changes by less is the same one, as plans have it (links/planning.py).
+# Of a pace: what changes by less is the same one, as plans have it (links/planner.py).
 PACE_CHANGE = 0.1
 # Frames of all other kinds are parts of rounds, vectors that trainers exchange among them.
 PURPOSES = {

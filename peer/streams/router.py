@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from atoll.collectives import Frame, FrameKind, Reduction
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.links.probe_frames import PROBE, check_probe
+from atoll.peer.links.messages import PROBE, check_probe
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.salvage import KEPT, KeptCopy
-from atoll.peer.state_sync.incoming import Copies
 from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.transfers import Transfers
 
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
@@ -40,7 +40,7 @@ class Router:
     """Route incoming frames. Called by reader threads (FrameSink), steered from the event loop."""
 
     def __init__(self, on_broken: Callable[[bytes, str], None]) -> None:
-        self.copies = Copies()
+        self.copies = Transfers()
         self._on_broken = on_broken
         self._changed = threading.Condition()
         self._attempts: dict[int, _Attempt] = {}  # by round

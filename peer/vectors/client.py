@@ -23,8 +23,7 @@ from atoll.collectives.errors import (
 )
 from atoll.peer.membership.view import short
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.state_sync.incoming import Copies, EncodedCopy, TransferKind
-from atoll.peer.state_sync.result_client import asking, completion, receive
+from atoll.peer.streams.transfers import EncodedTransfer, TransferKind, Transfers, receive
 from atoll.peer.vectors.messages import TICKETS_MAX, AskVector, DropVector, VectorIs
 from atoll.peer.vectors.store import VectorStore, encoded_vector
 
@@ -62,16 +61,16 @@ class VectorFetch:
         return f"{self.name} {self.number} of {short(self.peer)}"
 
 
-class Fetches:
+class VectorClient:
     """Keep the fetches of the own trainer.
 
     Lives in the event loop of the daemon; ``store``: of this peer's own trainer.
     """
 
     def __init__(
-        self, me: bytes, host: ConnectionManager, copies: Copies, store: VectorStore
+        self, me: bytes, host: ConnectionManager, transfers: Transfers, store: VectorStore
     ) -> None:
-        self._me, self._host, self._copies, self._store = me, host, copies, store
+        self._me, self._host, self._transfers, self._store = me, host, transfers, store
         self._loop = asyncio.get_running_loop()
         self._tickets = itertools.count(1)
         self._fetches: dict[int, VectorFetch] = {}  # by ticket
@@ -192,9 +191,8 @@ class Fetches:
         return encoded
 
     async def _fetch(self, fetch: VectorFetch) -> RoundResult:
-        done, succeed, fail = completion()
         key = (fetch.peer, int(TransferKind.VECTOR), fetch.number, fetch.ticket)
-        with asking(self._copies, key):
+        with self._transfers.asking(key):
             if not self._host.send(fetch.peer, AskVector(fetch.ticket, fetch.name, fetch.number)):
                 raise ConnectError(f"no control link to {short(fetch.peer)}")
             head = await fetch.head
@@ -204,9 +202,9 @@ class Fetches:
                 raise StateError(f"{fetch} cannot be had: {head.why}")
             _check(fetch, head.elements, head.codec)
             encoded = encoded_vector(fetch.elements, fetch.codec)
-            fetch.fail = fail
-            copy = EncodedCopy(key, encoded, lambda _: succeed(), fail)
-            await receive(self._copies, copy, done)
+            transfer = EncodedTransfer(key, encoded)
+            fetch.fail = transfer.broken
+            await receive(self._transfers, transfer)
         return encoded
 
 

@@ -19,8 +19,8 @@ from atoll.optim.manifest import chunk_range
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member, genesis_chain
 from atoll.peer.rounds.entries import STEP, EntryHead, EntryOrigin, entry_chain, entry_root
-from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync import events as ev
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync.machine import SyncMachine
 from atoll.peer.state_sync.verification import entry_leaf, open_parts, part_head
 
@@ -99,7 +99,7 @@ class History:
 
 
 class Store:
-    """``learning.Store`` in a dictionary, on an own state that may be wrong."""
+    """``ev.SyncStore`` in a dictionary, on an own state that may be wrong."""
 
     def __init__(self, chunks: int, fragments: int, own: list[bytes]) -> None:
         self.is_open = True
@@ -151,47 +151,47 @@ class Donor:
     lie: str = ""  # what it gets wrong
     alive: bool = True
     delay_s: float = 0.01
-    queue: deque[ft.FetchPiece] = field(default_factory=deque)
+    queue: deque[msg.FetchPiece] = field(default_factory=deque)
     sending: bool = False
     sent: int = 0
 
     def answer(self, message: object) -> object | None:
         history, number = self.history, self.round
         match message:
-            case ft.AskState() if self.lie == "silence":
+            case msg.AskState() if self.lie == "silence":
                 return None
-            case ft.AskHeads() if self.lie == "no heads":
-                return ft.HeadsAre(message.first, b"", ())
-            case ft.AskHeads() if self.lie == "no answer about heads":
+            case msg.AskHeads() if self.lie == "no heads":
+                return msg.HeadsAre(message.first, b"", ())
+            case msg.AskHeads() if self.lie == "no answer about heads":
                 return None
-            case ft.AskState() if self.lie == "empty":
-                return ft.StateIs(-1)
-            case ft.AskState():
+            case msg.AskState() if self.lie == "empty":
+                return msg.StateIs(-1)
+            case msg.AskState():
                 first = max(1, min(message.first, number))
                 digests = [history.digest(n) for n in range(first, number + 1)]
                 root = history.trees[number].root
                 if self.lie == "digest":
                     digests, root = [sha(b"lie", d) for d in digests], sha(b"lie", root)
                 log_first = max(2, number + 1 - self.log)
-                return ft.StateIs(
+                return msg.StateIs(
                     number, root, sha(history.blob), log_first, first, b"".join(digests)
                 )
-            case ft.AskBlob():
-                return ft.BlobIs(b"another blob" if self.lie == "blob" else history.blob)
-            case ft.AskHeads():
+            case msg.AskBlob():
+                return msg.BlobIs(b"another blob" if self.lie == "blob" else history.blob)
+            case msg.AskHeads():
                 first = message.first
                 if first < max(2, number + 1 - self.log):
-                    return ft.HeadsAre(first, b"", ())
+                    return msg.HeadsAre(first, b"", ())
                 heads = history.heads[first : min(message.last, number, first + 6) + 1]
                 if self.lie == "heads" and heads:
                     head = heads[-1]
                     heads[-1] = EntryHead(
                         head.round, STEP, head.fragment, (ORIGIN,), b"", sha(b"lie"), head.chain
                     )
-                return ft.HeadsAre(first, history.chain(first - 1), tuple(heads))
+                return msg.HeadsAre(first, history.chain(first - 1), tuple(heads))
         return None
 
-    def piece(self, message: ft.FetchPiece) -> tuple[int, bytes] | str:
+    def piece(self, message: msg.FetchPiece) -> tuple[int, bytes] | str:
         """Number and frame, or why not."""
         history, chunk, number = self.history, message.chunk, message.entry
         if number:
@@ -227,7 +227,7 @@ class World:
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.machine = SyncMachine()
-        self.done: list[ln.Done] = []
+        self.done: list[ev.Synced] = []
         self.failed: list[str] = []
         self.said: list[str] = []
         self.received = self.refused = 0
@@ -242,7 +242,7 @@ class World:
     def at(self, time_s: float, act: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time_s, next(self._serial), act))
 
-    def feed(self, event: ln.Event) -> None:
+    def feed(self, event: ev.Event) -> None:
         for effect in self.machine.handle(event, self.now_s):
             self._carry_out(effect)
 
@@ -257,13 +257,12 @@ class World:
             else:
                 self.now_s = ticking
                 ticking += 0.25
-                self.feed(ln.Linked(frozenset(self._linked)))
-                self.feed(ln.SyncTick())
+                self.feed(ev.LinkedPeers(frozenset(self._linked)))
 
     def stands_at(self, history: History) -> bool:
         """The last goal that was reached is the end of this history."""
         number = history.last
-        goal = ln.Done(number, history.chain(number), history.digest(number))
+        goal = ev.Synced(number, history.chain(number), history.digest(number))
         return bool(self.done) and self.done[-1] == goal
 
     # ------------------------------------------------------------ faults
@@ -272,69 +271,71 @@ class World:
         donor.alive = donor.sending = False
         donor.queue.clear()
         self._linked.discard(donor.member.peer)
-        self.feed(ln.Linked(frozenset(self._linked)))
+        self.feed(ev.LinkedPeers(frozenset(self._linked)))
 
     def revive(self, donor: Donor) -> None:
         donor.alive = True
 
     def cut_stream(self, donor: Donor) -> None:
         donor.queue.clear()
-        self.feed(ln.Interrupted(donor.member.peer))
+        self.feed(ev.StreamBroken(donor.member.peer))
 
     # ------------------------------------------------------------ effects
 
-    def _carry_out(self, effect: ln.Effect) -> None:
+    def _carry_out(self, effect: ev.Effect) -> None:
         match effect:
-            case ln.TellDonor():
+            case ev.SendToDonor():
                 donor = self.donors[effect.peer]
                 if donor.alive:
                     message = effect.message
                     self.at(self.now_s + donor.delay_s, lambda: self._tell(donor, message))
-            case ln.DialDonor():
+            case ev.DialDonor():
                 donor = self.donors[effect.member.peer]
                 if donor.alive:
                     self._linked.add(effect.member.peer)
-            case ln.PrepareStore():
+            case ev.PrepareStore():
                 chunks = next(iter(self.donors.values())).history
                 own = [] if effect.blob else self.own
                 self.store = Store(len(chunks.states[1]), chunks.fragments, own)
                 self.store.noted = dict(self.noted)
-                prepared = ln.Prepared(self.store)
+                prepared = ev.StoreReady(self.store)
                 self.at(self.now_s + 0.05, lambda: self.feed(prepared))
-            case ln.Finish():
+            case ev.InstallState():
                 assert isinstance(effect.store, Store)
                 found = effect.store.digest(b"blob of the run")
                 if found == effect.digest:
                     self.own = [effect.store.data[c] for c in range(effect.store.chunks)]
-                outcome: ln.Event = (
-                    ln.Finished()
+                outcome: ev.Event = (
+                    ev.StateInPlace()
                     if found == effect.digest
-                    else ln.Unfinished("another digest", is_mismatch=True)
+                    else ev.StateRejected("another digest", is_mismatch=True)
                 )
                 self.at(self.now_s + 0.05, lambda: self.feed(outcome))
-            case ln.Done():
+            case ev.Synced():
                 self.done.append(effect)
-            case ln.SyncFailed():
+            case ev.SyncFailed():
                 self.failed.append(effect.why)
-            case ln.Say():
+            case ev.LogLine():
                 self.said.append(effect.text)
 
     def _tell(self, donor: Donor, message: object) -> None:
         if not donor.alive:
             return
-        if isinstance(message, ft.FetchPiece):
-            if len(donor.queue) >= ft.ASKED_MAX:
-                refused = ln.Heard(donor.member.peer, ft.NoPiece(message.ticket, "too many"))
+        if isinstance(message, msg.FetchPiece):
+            if len(donor.queue) >= msg.ASKED_MAX:
+                refused = ev.DonorMessage(
+                    donor.member.peer, msg.NoPiece(message.ticket, "too many")
+                )
                 self.at(self.now_s + donor.delay_s, lambda: self.feed(refused))
                 self.refused += 1
                 return
             donor.queue.append(message)
             self._send_next(donor)
-        elif isinstance(message, ft.DropPieces):
+        elif isinstance(message, msg.DropPieces):
             waiting = [m for m in donor.queue if m.ticket not in message.tickets]
             donor.queue = deque(waiting)
         elif (answer := donor.answer(message)) is not None:
-            heard = ln.Heard(donor.member.peer, answer)
+            heard = ev.DonorMessage(donor.member.peer, answer)
             self.at(self.now_s + donor.delay_s, lambda: self.feed(heard))
 
     def _send_next(self, donor: Donor) -> None:
@@ -345,7 +346,7 @@ class World:
         message = donor.queue.popleft()
         found = donor.piece(message)
         if isinstance(found, str):
-            heard = ln.Heard(donor.member.peer, ft.NoPiece(message.ticket, found))
+            heard = ev.DonorMessage(donor.member.peer, msg.NoPiece(message.ticket, found))
             self.at(self.now_s + donor.delay_s, lambda: self.feed(heard))
             self._send_next(donor)
             return
@@ -364,7 +365,7 @@ class World:
         def arrived() -> None:
             self.received += len(frame)
             parts = open_parts(memoryview(frame))
-            self.feed(ln.PieceArrived(donor.member.peer, message.ticket, number, parts))
+            self.feed(ev.PieceArrived(donor.member.peer, message.ticket, number, parts))
 
         self.at(self.now_s + len(frame) / donor.rate, sent)
 
@@ -382,5 +383,5 @@ def goal_of(history: History, donors: list[Donor], number: int = 0, suspect: boo
     return Goal(number, history.chain(number), members[0].peer, members, suspect)
 
 
-def own_of(history: History, number: int) -> ln.Own:
-    return ln.Own(number, history.chain(number), history.digest(number), sha(history.blob))
+def own_of(history: History, number: int) -> ev.OwnState:
+    return ev.OwnState(number, history.chain(number), history.digest(number), sha(history.blob))

@@ -25,8 +25,8 @@ from atoll.peer.audit.statements import StatementPhase, draw_of, heard_of, said
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.checkpoint.manifest import CheckpointManifest, render
-from atoll.peer.links.probe_frames import PROBE
+from atoll.peer.checkpoint.format import CheckpointManifest, render_manifest
+from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.operations import object_digest, pack_objects
 from atoll.peer.membership.signing import Signatures, Signed
 from atoll.peer.membership.view import (
@@ -44,11 +44,11 @@ from atoll.peer.net.invite import Invite, fingerprint_of
 from atoll.peer.net.wire import encode, frame
 from atoll.peer.rounds.entries import EntryHead, EntryOrigin, entry_root
 from atoll.peer.rounds.salvage import KEPT
-from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.state_sync.verification import part_head
 from atoll.peer.streams.frames import DataHeader, pack_header
 from atoll.peer.streams.keys import CIPHER_AES, CIPHERS, Handshake, StreamGranted
 from atoll.peer.streams.sealed import RECORD_OVERHEAD_BYTES, RecordKind, Sealer, direction_secrets
+from atoll.peer.streams.transfers import TransferKind
 from harness.samples import PEERS, VARIANTS, names, sample
 
 __all__ = ["FRAMES", "SIGNED_HEAD", "WIRE_HEAD", "signed_lines", "wire_lines"]
@@ -150,7 +150,7 @@ def _files() -> Iterator[str]:
     token, seed = grant(uses=3)
     granted = Invite("2001:db8::1", 1, RUN, b"", SECRET, public(1), token.encode(), seed)
     yield line("invite", "authority", str(granted))
-    yield line("checkpoint-manifest", "full", render(checkpoint(), SECRET, key(2).sign))
+    yield line("checkpoint-manifest", "full", render_manifest(checkpoint(), SECRET, key(2).sign))
     for variant in VARIANTS:
         evidence: Evidence = sample("Evidence", variant)
         yield line("evidence-file", variant, evidence.encoded)
@@ -259,7 +259,7 @@ def signed_lines() -> Iterator[str]:
     yield from _statements()
     yield from _authority()
     recording = Recording()
-    text = json.loads(render(checkpoint(), SECRET, recording.sign))
+    text = json.loads(render_manifest(checkpoint(), SECRET, recording.sign))
     yield line("checkpoint-tag", "full", str(text["tag"]))
     yield line("checkpoint", "full", recording.texts[0])
     yield from _chains()

@@ -27,10 +27,10 @@ from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import parse_address
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
-from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import SyncClient
-from atoll.peer.state_sync.server import Donor
+from atoll.peer.state_sync.server import SyncServer
 from atoll.peer.streams.manager import Streams
 from atoll.peer.streams.router import Router
 from harness.linkhost import link_host
@@ -65,14 +65,14 @@ class Site:
         )
         router = Router(lambda peer, why: None)
         self.streams = Streams(self.host, router)
-        self.donor = Donor(
+        self.donor = SyncServer(
             self.host, self.streams, lambda *_: None, self.rounds, lambda line: say(log=line)
         )
         self.sync = SyncClient(
             host=self.host,
-            copies=router.copies,
+            transfers=router.copies,
             rounds=self.rounds,
-            shelf=ChunkCache(home.path / "received", lambda line: say(log=line)),
+            cache=ChunkCache(home.path / "received", lambda line: say(log=line)),
             owner=self,
         )
 
@@ -83,7 +83,7 @@ class Site:
         say(log=line, unix_s=time.time())
 
     def _on_message(self, peer: bytes, message: object) -> None:
-        if isinstance(message, ft.ASKED_OF_DONORS):
+        if isinstance(message, msg.ASKED_OF_DONORS):
             self.donor.on_message(peer, message)
         else:
             self.sync.on_message(peer, message)

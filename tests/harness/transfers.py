@@ -12,10 +12,10 @@ from atoll.peer.membership.view import Member
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import ReplicatedState
-from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import SyncClient
-from atoll.peer.state_sync.server import Donor
+from atoll.peer.state_sync.server import SyncServer
 from atoll.peer.streams.manager import Streams
 from atoll.peer.streams.router import Router
 from harness.linkhost import link_host
@@ -46,23 +46,23 @@ class Site:
         )
         self.router = Router(lambda peer, why: None)
         self.streams = Streams(self.host, self.router)
-        self.donor = Donor(
+        self.donor = SyncServer(
             self.host, self.streams, lambda number, attempt: None, self.rounds, self.logs.append
         )
         self.donor.state = self.state
         self.sync = SyncClient(
             host=self.host,
-            copies=self.router.copies,
+            transfers=self.router.copies,
             rounds=self.rounds,
-            shelf=ChunkCache(home.path / "received", self.logs.append),
+            cache=ChunkCache(home.path / "received", self.logs.append),
             owner=self,
         )
         self.sync_failed, self.log = self.failed.append, self.logs.append
         self.pieces = 0
 
     def _on_message(self, peer: bytes, message: object) -> None:
-        if isinstance(message, ft.ASKED_OF_DONORS):
-            self.pieces += isinstance(message, ft.FetchPiece)
+        if isinstance(message, msg.ASKED_OF_DONORS):
+            self.pieces += isinstance(message, msg.FetchPiece)
             self.donor.on_message(peer, message)
         else:
             self.sync.on_message(peer, message)

@@ -16,11 +16,11 @@ from atoll.optim.run_spec import RunSpec, blob, parse_blob
 from atoll.peer.audit.evidence import parse_evidence
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
-from atoll.peer.checkpoint.manifest import parse
+from atoll.peer.checkpoint.format import parse_manifest
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.wire import decode, encode, registered
-from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.streams.frames import unpack_header
+from atoll.peer.streams.transfers import TransferKind
 
 CASES = [(name, variant) for name in samples.names() for variant in samples.VARIANTS]
 
@@ -83,7 +83,7 @@ def test_what_is_written_can_be_read() -> None:
         evidence = bytes.fromhex(kept("wire.txt", "evidence-file", variant))
         assert parse_evidence(evidence) == samples.sample("Evidence", variant)
     raw = bytes.fromhex(kept("wire.txt", "checkpoint-manifest", "full"))
-    assert parse(raw, "it", secret=golden_bytes.SECRET) == golden_bytes.checkpoint()
+    assert parse_manifest(raw, "it", secret=golden_bytes.SECRET) == golden_bytes.checkpoint()
     for variant in ("plain", "authority"):
         text = kept("wire.txt", "invite", variant)
         assert str(Invite.parse(text)) == text

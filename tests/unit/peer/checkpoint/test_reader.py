@@ -22,7 +22,14 @@ from safetensors.numpy import load_file
 
 from atoll.collectives.errors import CheckpointError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.peer.checkpoint.manifest import MANIFEST_BYTES_MAX, parse, render
+from atoll.peer.checkpoint.format import (
+    HEADER_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    StateLayout,
+    header_bytes,
+    parse_manifest,
+    render_manifest,
+)
 from atoll.peer.checkpoint.reader import (
     MANIFEST_FILE,
     STATE_FILE,
@@ -31,7 +38,6 @@ from atoll.peer.checkpoint.reader import (
     open_latest,
     read_manifest,
 )
-from atoll.peer.checkpoint.tensor_file import HEADER_BYTES_MAX, StateLayout, header_bytes
 from atoll.peer.checkpoint.writer import CheckpointWriter
 from atoll.peer.net.identity import Home
 
@@ -58,7 +64,7 @@ class Made:
     def rewrite(self, path: Path, **changes: object) -> None:
         """A manifest with other fields that its writer has signed."""
         manifest = replace(read_manifest(path), **changes)  # type: ignore[arg-type]
-        (path / MANIFEST_FILE).write_bytes(render(manifest, SECRET, self.home.sign))
+        (path / MANIFEST_FILE).write_bytes(render_manifest(manifest, SECRET, self.home.sign))
 
     def edit(self, path: Path, **changes: object) -> None:
         """A manifest with other fields, the signature as it was."""
@@ -248,13 +254,13 @@ def test_any_changed_byte_and_any_cut_is_refused(
 
 def test_every_byte_of_a_manifest_counts(made: Made) -> None:
     raw = (made.newer / MANIFEST_FILE).read_bytes()
-    assert parse(raw, "c", run=RUN, secret=SECRET).round == 6
+    assert parse_manifest(raw, "c", run=RUN, secret=SECRET).round == 6
     for offset in range(len(raw)):
         for mask in (1, 0x20):  # the second turns small letters into capitals
             damaged = bytearray(raw)
             damaged[offset] ^= mask
             with pytest.raises(CheckpointError):
-                parse(bytes(damaged), "c")
+                parse_manifest(bytes(damaged), "c")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
+from atoll.peer.checkpoint.format import export_header
 from atoll.peer.checkpoint.reader import STATE_FILE, read_manifest
-from atoll.peer.checkpoint.tensor_file import export_header
 from atoll.peer.checkpoint.writer import CheckpointWriter
 from atoll.peer.cli.checkpoint import CASTS
 from atoll.peer.cli.main import main

@@ -18,11 +18,11 @@ from atoll.peer.links.estimates import (
     RTT_KEPT_S,
     RTT_STEP_S,
     START_BYTES,
-    Best,
+    BestRate,
     OwnLinks,
     PairEstimate,
 )
-from atoll.peer.links.tcp_intervals import Slice
+from atoll.peer.links.tcp_info import TcpInterval
 
 RATE = 2.5e6
 STEP_S = 0.25
@@ -38,8 +38,8 @@ def moved(
     pace: float = 0.0,
     rtt_s: float = 0.05,
     lost: float = 0.0,
-) -> Slice:
-    return Slice(
+) -> TcpInterval:
+    return TcpInterval(
         took_s,
         busy_s=busy * took_s,
         delivered=rate * took_s,
@@ -54,8 +54,8 @@ def moved(
     )
 
 
-def received(rate: float) -> Slice:
-    return Slice(STEP_S, arrived=rate * STEP_S)
+def received(rate: float) -> TcpInterval:
+    return TcpInterval(STEP_S, arrived=rate * STEP_S)
 
 
 class Link:
@@ -64,9 +64,9 @@ class Link:
     def __init__(self, took_s: float = STEP_S) -> None:
         self.pair, self.now_s, self.took_s = PairEstimate(), 1000.0, took_s
 
-    def give(self, *slices: Slice, alone: bool = True, full: bool = False) -> None:
+    def give(self, *intervals: TcpInterval, alone: bool = True, full: bool = False) -> None:
         self.now_s += self.took_s
-        self.pair.handle(slices, self.now_s, alone=alone, full=full)
+        self.pair.handle(intervals, self.now_s, alone=alone, full=full)
 
     def free(self, rate: float = RATE, seconds: float = 3.0) -> None:
         for _ in range(round(seconds / self.took_s)):
@@ -259,7 +259,7 @@ def test_nobody_plans_with_what_was_long_ago() -> None:
 
 
 def test_the_best_of_some_time() -> None:
-    best = Best()
+    best = BestRate()
     for at_s, rate in ((0.0, 5.0), (10.0, 3.0), (20.0, 4.0)):
         best.free(rate, at_s)
     assert best.value == 5
@@ -277,11 +277,11 @@ def test_the_round_trip_is_the_least_of_some_time() -> None:
     link = Link()
     trips_s: Iterator[float] = iter([0.08, 0.05, 0.06])
     for trip_s in trips_s:
-        link.give(Slice(STEP_S, min_rtt_s=trip_s))
+        link.give(TcpInterval(STEP_S, min_rtt_s=trip_s))
     assert link.pair.now(link.now_s).rtt_s == 0.05
     for _ in range(round((RTT_KEPT_S + 2 * RTT_STEP_S) / RTT_STEP_S)):
         link.now_s += RTT_STEP_S
-        link.give(Slice(STEP_S, min_rtt_s=0.09))
+        link.give(TcpInterval(STEP_S, min_rtt_s=0.09))
     assert link.pair.now(link.now_s).rtt_s == 0.09, "the way has become longer"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.peer.links.estimates import FORGOTTEN_S, KEPT_S, PairEstimate
-from atoll.peer.links.tcp_intervals import Slice
+from atoll.peer.links.tcp_info import TcpInterval
 
 # 1 Gbit/s over 200 ms, and what a window of 4 MiB carries there.
 FAT, FAR_S = 125e6, 0.2
@@ -25,7 +25,7 @@ class Link:
         one = STEP_S * rate / streams
         for _ in range(STEPS):
             self.now_s += STEP_S
-            moved = Slice(
+            moved = TcpInterval(
                 STEP_S,
                 busy_s=STEP_S,
                 delivered=one,

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.choice import ReductionTask, choose
 from atoll.collectives.planning.network_model import LATENCY_MAX_S, LOSS_MAX, RATE_MAX_BYTES_PER_S
-from atoll.peer.links.estimates import LinkEstimate
-from atoll.peer.links.link_changes import PAUSE_S, News
+from atoll.peer.links.estimates import PAUSE_S, LinkChanges, LinkEstimate
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe
 from atoll.peer.links.messages import LinkRow
 
@@ -169,7 +168,7 @@ def test_one_line_for_people() -> None:
 
 
 def test_a_link_that_has_become_another_one_is_said_once() -> None:
-    news, begin_s = News(), PAUSE_S
+    news, begin_s = LinkChanges(), PAUSE_S
     assert not news.about(A, LinkEstimate(rtt_s=0.02), -1e6), "its rate is still unknown"
     assert not news.about(A, LinkEstimate(0.2, 1e5), 0.0)
     assert not news.about(A, LinkEstimate(0.02, 1e6), begin_s - 1), "it is getting known"
@@ -185,7 +184,7 @@ def test_a_link_that_has_become_another_one_is_said_once() -> None:
 
 
 def test_round_trips_within_a_building_are_no_news() -> None:
-    news = News()
+    news = LinkChanges()
     news.about(A, LinkEstimate(0.0001, 1e6), 0.0)
     assert not news.about(A, LinkEstimate(0.001, 1e6), 100.0)
     assert news.about(A, LinkEstimate(0.01, 1e6), 100.0)

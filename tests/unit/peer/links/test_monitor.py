@@ -12,12 +12,18 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
+from atoll.peer.links import link_table, probe_schedule
 from atoll.peer.links import monitor as module
-from atoll.peer.links import probe_schedule
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S
-from atoll.peer.links.messages import AskProbe, LinkRow, MayProbe, ProbeOver
+from atoll.peer.links.messages import (
+    PROBE,
+    PROBE_FRAME_BYTES,
+    AskProbe,
+    LinkRow,
+    MayProbe,
+    ProbeOver,
+)
 from atoll.peer.links.monitor import LinkMonitor
-from atoll.peer.links.probe_frames import PROBE, PROBE_FRAME_BYTES
 from atoll.peer.links.probe_schedule import PROBE_BYTES_MAX, PROBE_BYTES_MIN
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.membership.view import Member, View
@@ -150,13 +156,9 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the usual times, or less."""
     for name in ("ROW_LOOK_S", "READ_S"):
         monkeypatch.setattr(module, name, 0.05)
-    for name, soon_s in (
-        ("QUIET_S", 0.1),
-        ("PAUSE_S", 0.05),
-        ("REFUSED_S", 0.2),
-        ("ROW_PAUSE_S", 0.5),
-    ):
+    for name, soon_s in (("QUIET_S", 0.1), ("PAUSE_S", 0.05), ("REFUSED_S", 0.2)):
         monkeypatch.setattr(probe_schedule, name, soon_s)
+    monkeypatch.setattr(link_table, "ROW_PAUSE_S", 0.5)
 
 
 def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:

@@ -18,8 +18,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.links import planner as module
 from atoll.peer.links.messages import StreamPlan
-from atoll.peer.links.planner import Planner
-from atoll.peer.links.planning import RoundPlan
+from atoll.peer.links.planner import Planner, RoundPlan
 from atoll.peer.membership.layout import Advised
 from atoll.peer.rounds.state import ReplicatedState
 

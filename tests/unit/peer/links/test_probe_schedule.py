@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.peer.links.link_table import ROW_PAUSE_PER_MEMBER_S, ROW_PAUSE_S, ROW_S, RowTimes
 from atoll.peer.links.messages import LinkRow
 from atoll.peer.links.planner import GAPS_WAIT_S
 from atoll.peer.links.probe_schedule import (
@@ -23,15 +24,11 @@ from atoll.peer.links.probe_schedule import (
     PROBED_MAX,
     QUIET_S,
     REFUSED_S,
-    ROW_PAUSE_PER_MEMBER_S,
-    ROW_PAUSE_S,
-    ROW_S,
     ProbeSchedule,
-    RowTimes,
+    ProbeTurns,
     RunningProbe,
     probed_peers,
 )
-from atoll.peer.links.probe_turns import ProbeTurns
 
 A, B = b"a" * 32, b"b" * 32
 NEVER = math.inf

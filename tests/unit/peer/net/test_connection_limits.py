@@ -1,4 +1,4 @@
-"""The gate: limits on strangers, in total, per address and per second."""
+"""Limits on strangers, in total, per address and per second."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atoll.peer.net.connection_limits import (
     STARTS_PER_ADDRESS_MAX,
     STRANGERS_SILENT,
     STRANGERS_SPEAKING,
-    Gate,
+    ConnectionLimiter,
     PendingConnection,
     check_members,
     counted_as,
@@ -24,17 +24,17 @@ from atoll.peer.net.connection_limits import (
 LOOPBACK = "127.0.0.1"
 
 
-class Door:
-    """A gate and what goes on at it. Addresses come from networks of their own unless they say."""
+class Limited:
+    """A limiter and what comes to it. Addresses have networks of their own unless they say."""
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.limiter = ConnectionLimiter()
         self.gave_up: list[str] = []
 
     def enter(
         self, ip: str, now_s: float = 0.0, *, of_member: bool = False
     ) -> PendingConnection | str:
-        place = self.gate.enter(origin_of(ip), now_s, of_member=of_member)
+        place = self.limiter.enter(origin_of(ip), now_s, of_member=of_member)
         if isinstance(place, PendingConnection):
             place.give_up = lambda: self.gave_up.append(ip)
         return place
@@ -43,9 +43,9 @@ class Door:
         """Enter and say something; why that does not lead to a handshake."""
         place = self.enter(ip, now_s, of_member=of_member)
         assert isinstance(place, PendingConnection), place
-        reason = self.gate.speaks(place)
+        reason = self.limiter.speaks(place)
         if reason:
-            self.gate.leave(place)
+            self.limiter.leave(place)
         return reason
 
 
@@ -54,147 +54,147 @@ def address(number: int) -> str:
 
 
 def test_one_address_gets_a_few_handshakes_and_gives_them_back() -> None:
-    door = Door()
-    place = door.enter("203.0.113.7")
+    limited = Limited()
+    place = limited.enter("203.0.113.7")
     assert isinstance(place, PendingConnection)
-    assert not door.gate.speaks(place)
+    assert not limited.limiter.speaks(place)
     for _ in range(STRANGERS_SPEAKING.per_address - 1):
-        assert not door.speaks("203.0.113.7")
-    assert "8 connections of 203.0.113.7 are already" in door.speaks("203.0.113.7", 1.5)
-    assert not door.speaks("203.0.113.8", 1.5)
-    door.gate.leave(place)
-    assert not door.speaks("203.0.113.7", 1.5)
+        assert not limited.speaks("203.0.113.7")
+    assert "8 connections of 203.0.113.7 are already" in limited.speaks("203.0.113.7", 1.5)
+    assert not limited.speaks("203.0.113.8", 1.5)
+    limited.limiter.leave(place)
+    assert not limited.speaks("203.0.113.7", 1.5)
 
 
 def test_one_network_gets_half_of_all_handshakes() -> None:
-    door = Door()
+    limited = Limited()
     for number in range(STRANGERS_SPEAKING.per_network):
-        assert not door.speaks(f"203.0.113.{number}")
-    assert "32 connections of 203.0.113.0/24 are" in door.speaks("203.0.113.250")
+        assert not limited.speaks(f"203.0.113.{number}")
+    assert "32 connections of 203.0.113.0/24 are" in limited.speaks("203.0.113.250")
     for number in range(STRANGERS_SPEAKING.total - STRANGERS_SPEAKING.per_network):
-        assert not door.speaks(address(number))
-    assert "64 connections are already waiting to be admitted" in door.speaks(address(200))
+        assert not limited.speaks(address(number))
+    assert "64 connections are already waiting to be admitted" in limited.speaks(address(200))
 
 
 def test_one_address_gets_a_few_starts_in_a_second() -> None:
-    door = Door()
+    limited = Limited()
     for _ in range(STARTS_PER_ADDRESS_MAX):
-        assert isinstance(door.enter(address(1), 5.0), PendingConnection)
-    assert "in a second" in str(door.enter(address(1), 5.9))
-    assert isinstance(door.enter(address(2), 5.9), PendingConnection)
-    assert isinstance(door.enter(address(1), 6.0), PendingConnection)
+        assert isinstance(limited.enter(address(1), 5.0), PendingConnection)
+    assert "in a second" in str(limited.enter(address(1), 5.9))
+    assert isinstance(limited.enter(address(2), 5.9), PendingConnection)
+    assert isinstance(limited.enter(address(1), 6.0), PendingConnection)
 
 
 @pytest.mark.parametrize("ip", ["203.0.113.7", "2001:db8:1:2::7"])
 def test_the_oldest_silent_one_of_an_address_makes_room(ip: str) -> None:
     """Whoever comes last has its moment to speak."""
-    door = Door()
-    others = [door.enter(address(number)) for number in range(20)]
-    first = [door.enter(ip, float(number)) for number in range(STRANGERS_SILENT.per_address)]
-    assert not door.gave_up
-    last = door.enter(ip, 99.0)
+    limited = Limited()
+    others = [limited.enter(address(number)) for number in range(20)]
+    first = [limited.enter(ip, float(number)) for number in range(STRANGERS_SILENT.per_address)]
+    assert not limited.gave_up
+    last = limited.enter(ip, 99.0)
     assert isinstance(last, PendingConnection)
-    assert door.gave_up == [ip]
-    assert not door.gate.speaks(last)
-    assert door.gate.pending == len(others) + len(first)
+    assert limited.gave_up == [ip]
+    assert not limited.limiter.speaks(last)
+    assert limited.limiter.pending == len(others) + len(first)
 
 
 @pytest.mark.parametrize("prefix", ["203.0.113.", "2001:db8:1:"])
 def test_silence_of_many_addresses_of_a_network_keeps_no_other_peer_of_it_out(prefix: str) -> None:
     end = "" if "." in prefix else "::"
-    door = Door()
-    elsewhere = door.enter("198.51.100.1")
+    limited = Limited()
+    elsewhere = limited.enter("198.51.100.1")
     for second in range(3):
         for number in range(100):
             assert isinstance(
-                door.enter(f"{prefix}{number}{end}", float(second)), PendingConnection
+                limited.enter(f"{prefix}{number}{end}", float(second)), PendingConnection
             )
-    assert len(door.gave_up) == 300 - STRANGERS_SILENT.per_network
-    assert not door.speaks(f"{prefix}250{end}", 3.0)
+    assert len(limited.gave_up) == 300 - STRANGERS_SILENT.per_network
+    assert not limited.speaks(f"{prefix}250{end}", 3.0)
     assert isinstance(elsewhere, PendingConnection)
-    assert not door.gate.speaks(elsewhere)  # it had nothing to give up
+    assert not limited.limiter.speaks(elsewhere)  # it had nothing to give up
 
 
 def test_silence_from_everywhere_keeps_nobody_out() -> None:
-    door = Door()
+    limited = Limited()
     for number in range(5 * STRANGERS_SILENT.total):
-        assert isinstance(door.enter(address(number)), PendingConnection)
-    assert door.gate.pending == STRANGERS_SILENT.total
-    assert not door.speaks("198.51.100.1")
+        assert isinstance(limited.enter(address(number)), PendingConnection)
+    assert limited.limiter.pending == STRANGERS_SILENT.total
+    assert not limited.speaks("198.51.100.1")
 
 
 def test_members_have_places_of_their_own() -> None:
     """Strangers take none of them, and who shares a member's address takes its own only."""
-    door = Door()
+    limited = Limited()
     for number in range(STRANGERS_SPEAKING.total):
-        assert not door.speaks(address(number))
+        assert not limited.speaks(address(number))
     for number in range(STRANGERS_SILENT.total):
-        door.enter(address(number), 5.0)
+        limited.enter(address(number), 5.0)
     for _ in range(1000):
-        door.enter("198.51.100.1", 6.0, of_member=True)
-    assert set(door.gave_up) == {"198.51.100.1"}
-    assert len(door.gave_up) == 1000 - MEMBERS_SILENT.per_address
+        limited.enter("198.51.100.1", 6.0, of_member=True)
+    assert set(limited.gave_up) == {"198.51.100.1"}
+    assert len(limited.gave_up) == 1000 - MEMBERS_SILENT.per_address
     for ip in ("198.51.100.1", "198.51.100.2"):
-        assert not door.speaks(ip, 6.0, of_member=True)
+        assert not limited.speaks(ip, 6.0, of_member=True)
 
 
 def test_loopback_counts_towards_the_totals_only() -> None:
     """All programs of this machine share it; they keep nobody out either."""
-    door = Door()
+    limited = Limited()
     for _ in range(STRANGERS_SPEAKING.total):
-        assert not door.speaks(LOOPBACK)
+        assert not limited.speaks(LOOPBACK)
     for _ in range(STRANGERS_SILENT.total):
-        assert isinstance(door.enter(LOOPBACK), PendingConnection)
-    assert not door.gave_up
+        assert isinstance(limited.enter(LOOPBACK), PendingConnection)
+    assert not limited.gave_up
     for _ in range(FAILURES_FREE):
-        door.gate.failed(LOOPBACK, 0.0)
-    assert isinstance(door.enter(LOOPBACK), PendingConnection)
-    assert isinstance(door.enter("203.0.113.7"), PendingConnection)
-    assert door.gave_up == [LOOPBACK, LOOPBACK]
+        limited.limiter.failed(LOOPBACK, 0.0)
+    assert isinstance(limited.enter(LOOPBACK), PendingConnection)
+    assert isinstance(limited.enter("203.0.113.7"), PendingConnection)
+    assert limited.gave_up == [LOOPBACK, LOOPBACK]
 
 
 def test_it_remembers_nobody_for_long() -> None:
-    door = Door()
+    limited = Limited()
     for second in range(100):
         for number in range(50):
-            place = door.enter(address(50 * second + number), float(second))
+            place = limited.enter(address(50 * second + number), float(second))
             assert isinstance(place, PendingConnection)
-            door.gate.speaks(place)
-            door.gate.leave(place)
-    assert len(door.gate._starts) <= 50
-    assert door.gate.pending == 0
-    kinds = (*door.gate._silent.values(), *door.gate._speaking.values())
+            limited.limiter.speaks(place)
+            limited.limiter.leave(place)
+    assert len(limited.limiter._starts) <= 50
+    assert limited.limiter.pending == 0
+    kinds = (*limited.limiter._silent.values(), *limited.limiter._speaking.values())
     assert not any(places._of for places in kinds)
 
 
 def test_an_address_whose_connections_come_to_nothing_waits_longer_and_longer() -> None:
-    door, ip = Door(), "203.0.113.7"
-    gate = door.gate
+    limited, ip = Limited(), "203.0.113.7"
+    limiter = limited.limiter
     for _ in range(FAILURES_FREE - 1):
-        gate.failed(ip, 0.0)
-    assert isinstance(door.enter(ip), PendingConnection)
-    gate.failed(ip, 0.0)
+        limiter.failed(ip, 0.0)
+    assert isinstance(limited.enter(ip), PendingConnection)
+    limiter.failed(ip, 0.0)
     pauses_s = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
     now_s = 0.0
     for pause_s in pauses_s:
-        assert "came to nothing" in str(door.enter(ip, now_s + pause_s - 0.01))
+        assert "came to nothing" in str(limited.enter(ip, now_s + pause_s - 0.01))
         assert isinstance(
-            door.enter(ip, now_s, of_member=True), PendingConnection
+            limited.enter(ip, now_s, of_member=True), PendingConnection
         )  # a member's, by now
         now_s += pause_s
-        assert isinstance(door.enter(ip, now_s), PendingConnection)
-        assert isinstance(door.enter("203.0.113.8", now_s), PendingConnection)
-        gate.failed(ip, now_s)
-    gate.succeeded(ip)
-    assert isinstance(door.enter(ip, now_s), PendingConnection)
+        assert isinstance(limited.enter(ip, now_s), PendingConnection)
+        assert isinstance(limited.enter("203.0.113.8", now_s), PendingConnection)
+        limiter.failed(ip, now_s)
+    limiter.succeeded(ip)
+    assert isinstance(limited.enter(ip, now_s), PendingConnection)
 
 
 def test_it_remembers_only_so_many_failures() -> None:
-    gate = Gate()
+    limiter = ConnectionLimiter()
     for number in range(2 * PAUSED_MAX):
-        gate.failed(str(number), 0.0)
-    assert len(gate._failures) == PAUSED_MAX
-    assert str(2 * PAUSED_MAX - 1) in gate._failures
+        limiter.failed(str(number), 0.0)
+    assert len(limiter._failures) == PAUSED_MAX
+    assert str(2 * PAUSED_MAX - 1) in limiter._failures
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_a_flood_of_garbage_leaves_nothing_behind(net: Net) -> None:
             )
         await admissions_ended(a)
         assert len(os.listdir("/proc/self/fd")) == before
-        assert a.host._listener._gate.pending == 0
+        assert a.host._listener._limiter.pending == 0
         assert len(a.logs) < 20  # a flood does not fill the log
         await still_works(a, b)
 
@@ -121,7 +121,7 @@ def test_connections_that_come_to_nothing_count_until_one_does_not(net: Net) -> 
     async def scenario() -> None:
         a, b = net.node("a"), net.node("b")
         await a.listen()
-        failures = a.host._listener._gate._failures
+        failures = a.host._listener._limiter._failures
         stranger = net.node("c", secret=bytes(32))
         wrong_run = net.node("d", run="other")
         for node in (stranger, wrong_run):
@@ -182,7 +182,7 @@ def test_a_member_that_never_says_hello_is_turned_away(net: Net) -> None:
 
 def test_only_so_many_wait_to_be_admitted(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STRANGERS_SPEAKING", "MEMBERS_SPEAKING"):  # loopback is a member's address here
-        monkeypatch.setattr(connection_limits, name, connection_limits.Limits(3, 3, 3))
+        monkeypatch.setattr(connection_limits, name, connection_limits.PlaceLimits(3, 3, 3))
 
     async def scenario() -> None:
         a, b = await net.linked()
@@ -190,7 +190,7 @@ def test_only_so_many_wait_to_be_admitted(net: Net, monkeypatch: pytest.MonkeyPa
         waiting = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
         for _, writer in waiting:
             writer.write(b"\x16")
-        places = a.host._listener._gate._speaking
+        places = a.host._listener._limiter._speaking
         async with asyncio.timeout(30):
             while sum(len(kind) for kind in places.values()) < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # nobody says so

@@ -167,7 +167,7 @@ def test_whoever_connects_is_turned_away_when_descriptors_are_scarce(
             with pytest.raises(ConnectError):
                 await c.host.dial(a.address)
         assert "too many file descriptors are in use" in a.logs[0]
-        assert a.host._listener._gate.pending == 0
+        assert a.host._listener._limiter.pending == 0
         assert await c.host.dial(a.address) == a.id
         await still_works(a, b)
 

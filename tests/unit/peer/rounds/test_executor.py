@@ -7,7 +7,6 @@ import ctypes
 import gc
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +23,10 @@ from harness.runner_sites import (
     scenario,
 )
 
-from atoll.collectives import RoundResult, get_codec, grid_for
-from atoll.collectives.errors import DivergedError, RemoteProtocolError, StateError
+from atoll.collectives import RoundResult, get_codec
+from atoll.collectives.errors import DivergedError, StateError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import INIT, STEP, Begin
-from atoll.peer.state_sync.incoming import ResultCopy
-from atoll.peer.streams.frames import DataHeader
 
 
 def test_init_is_reduced_by_one_and_copied_by_the_others(tmp_path: Path) -> None:
@@ -179,82 +176,6 @@ def test_the_result_equals_the_codec_arithmetic_done_by_hand(tmp_path: Path) -> 
             np.testing.assert_array_equal(site.executor.state.theta, expected)
 
     scenario(tmp_path, "abc", play)
-
-
-def frame_of(copy: ResultCopy, result: RoundResult, chunk: int) -> DataHeader:
-    return DataHeader(int(copy.kind), 0, 0, result.layout.size(chunk), b"", 0, 2, 1, chunk)
-
-
-def take(
-    copy: ResultCopy,
-    result: RoundResult,
-    chunk: int,
-    value: float,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> None:
-    """A frame with a chunk of this value arrives."""
-    header = frame_of(copy, result, chunk)
-    target = copy.reserve(header)
-    assert target is not None
-    values = np.full(result.grid.size(chunk), value, np.float32)
-    result.codec.encode(values, np.frombuffer(target, np.uint8))
-    meanwhile()
-    copy.received(header)
-
-
-@pytest.fixture
-def result() -> RoundResult:
-    found = RoundResult(get_codec("int8"), grid_for(10_000))
-    found.array.fill(0)
-    return found
-
-
-COPIED = Begin(LINEAGE, 1, 2, 1, STEP, (b"p" * 32,), (1.0,))
-
-
-def test_an_aborted_copy_writes_no_more(result: RoundResult) -> None:
-    """A reader thread may be in the middle of a frame when the copy is given up."""
-    done: list[object] = []
-    copy = ResultCopy(b"p" * 32, COPIED, result, done.append, done.append)
-    take(copy, result, 0, 1.0)
-    take(copy, result, 1, 1.0, meanwhile=copy.close)
-    assert result.view(0).any()
-    assert not result.array[result.layout.slice(1)[0] :].any()
-    assert not done
-
-
-def test_a_copy_takes_nothing_that_does_not_decode(result: RoundResult) -> None:
-    """It would be committed, and then nobody could apply it."""
-    done: list[object] = []
-    copy = ResultCopy(b"p" * 32, COPIED, result, done.append, done.append)
-    for chunk in range(result.grid.count - 1):
-        take(copy, result, chunk, 1.0)
-    header = frame_of(copy, result, result.grid.count - 1)
-    target = copy.reserve(header)
-    assert target is not None
-    target[:] = b"\xff" * len(target)  # a scale that is no number
-    with pytest.raises(RemoteProtocolError, match="int8 scale"):
-        copy.received(header)
-    assert not done
-    take(copy, result, result.grid.count - 1, 2.0)
-    assert len(done) == 1
-
-
-def test_two_streams_of_one_source_do_not_share_a_buffer(result: RoundResult) -> None:
-    """A stream that broke may still be read when the next one brings the same chunk."""
-    done: list[object] = []
-    copy = ResultCopy(b"p" * 32, COPIED, result, done.append, done.append)
-    header = frame_of(copy, result, 0)
-    old = copy.reserve(header)
-    assert old is not None
-    other = threading.Thread(target=take, args=(copy, result, 0, 1.0))
-    other.start()
-    other.join()
-    before = result.view(0).tobytes()
-    old[:] = bytes(len(old))  # decodes, and is not the same
-    copy.received(header)
-    assert result.view(0).tobytes() == before
-    assert any(before)
 
 
 def test_a_result_that_cannot_be_applied_ends_the_peer_with_advice(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from atoll.collectives.errors import ConnectError
 from atoll.collectives.planning.pacing import OPEN_EVERY, stripe_pace
 from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.schedule.schedule import FrameKind
-from atoll.peer.links.probe_frames import PROBE, probe_header
+from atoll.peer.links.messages import PROBE, probe_header
 from atoll.peer.membership import events as ev
 from atoll.peer.streams import manager as streams_module
 from atoll.peer.streams.frames import DataHeader

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import history_of
 from harness.donors import Store, donors_of, goal_of, own_of
+from harness.sync_worlds import history_of
 
-from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync import events as ev
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync.machine import TICK_S, SyncMachine
-from atoll.peer.state_sync.pull import Pull
-from atoll.peer.state_sync.sources import SOON_DONORS, SOON_S
+from atoll.peer.state_sync.sources import SOON_DONORS, SOON_S, PieceScheduler
 
 
 class Laggard:
@@ -24,24 +23,23 @@ class Laggard:
         self.machine = SyncMachine()
         self.now_s = 0.0
         self.asked = 0
-        self.feed(ln.Aim(goal_of(self.history, self.donors), own_of(self.history, 4)))
+        self.feed(ev.SetGoal(goal_of(self.history, self.donors), own_of(self.history, 4)))
 
-    def feed(self, event: ln.Event) -> None:
+    def feed(self, event: ev.Event) -> None:
         by_peer = {donor.member.peer: donor for donor in self.donors}
         for effect in self.machine.handle(event, self.now_s):
-            if isinstance(effect, ln.TellDonor) and isinstance(effect.message, ft.AskState):
+            if isinstance(effect, ev.SendToDonor) and isinstance(effect.message, msg.AskState):
                 self.asked += 1
                 answer = by_peer[effect.peer].answer(effect.message)
-                self.feed(ln.Heard(effect.peer, answer))
-            elif isinstance(effect, ln.PrepareStore):
+                self.feed(ev.DonorMessage(effect.peer, answer))
+            elif isinstance(effect, ev.PrepareStore):
                 own = list(self.history.states[4])
-                self.feed(ln.Prepared(Store(len(own), self.history.fragments, own)))
+                self.feed(ev.StoreReady(Store(len(own), self.history.fragments, own)))
 
     def wait(self, span_s: float) -> None:
         linked = frozenset(donor.member.peer for donor in self.donors)
         for _ in range(round(span_s / TICK_S)):
-            self.feed(ln.Linked(linked))
-            self.feed(ln.SyncTick())
+            self.feed(ev.LinkedPeers(linked))
             self.now_s += TICK_S
 
 
@@ -60,18 +58,18 @@ def test_an_answer_without_news_costs_nothing(monkeypatch: pytest.MonkeyPatch) -
     laggard = Laggard(4)
     laggard.wait(1.0)
     plans: list[float] = []
-    planned = Pull.plan
+    planned = PieceScheduler.plan
 
-    def plan(pull: Pull, now_s: float) -> object:
+    def plan(pieces: PieceScheduler, now_s: float) -> object:
         plans.append(now_s)
-        return planned(pull, now_s)
+        return planned(pieces, now_s)
 
-    monkeypatch.setattr(Pull, "plan", plan)
+    monkeypatch.setattr(PieceScheduler, "plan", plan)
     donor = laggard.donors[0]
-    same = donor.answer(ft.AskState(5))
+    same = donor.answer(msg.AskState(5))
     for _ in range(50):
-        laggard.feed(ln.Heard(donor.member.peer, same))
+        laggard.feed(ev.DonorMessage(donor.member.peer, same))
     assert not plans
     donor.round = 5
-    laggard.feed(ln.Heard(donor.member.peer, donor.answer(ft.AskState(5))))
+    laggard.feed(ev.DonorMessage(donor.member.peer, donor.answer(msg.AskState(5))))
     assert plans

@@ -19,15 +19,15 @@ class Bench:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "received"
         self.logs: list[str] = []
-        self.shelf = ChunkCache(self.path, self.logs.append)
+        self.cache = ChunkCache(self.path, self.logs.append)
 
     def begin(self, blob: bytes = BLOB) -> list[tuple[int, int, bytes, bytes]]:
-        self.shelf.begin(blob, sum(SIZES))
-        return [(c, n, d, data) for c, n, d, _, data in self.shelf.chunks(SIZES)]
+        self.cache.begin(blob, sum(SIZES))
+        return [(c, n, d, data) for c, n, d, _, data in self.cache.chunks(SIZES)]
 
     def add(self, chunk: int, number: int, fill: int = 7) -> tuple[int, int, bytes, bytes]:
         data, digest = bytes([fill]) * SIZES[chunk], bytes([number]) * 32
-        self.shelf.add(chunk, number, digest, hashlib.sha256(data).digest(), memoryview(data))
+        self.cache.add(chunk, number, digest, hashlib.sha256(data).digest(), memoryview(data))
         return chunk, number, digest, data
 
 
@@ -35,16 +35,16 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    made.shelf.close()
+    made.cache.close()
 
 
 def test_what_was_added_is_there_in_the_next_life_and_can_be_added_to(bench: Bench) -> None:
     assert bench.begin() == []
     added = [bench.add(0, 1), bench.add(2, 1)]
-    bench.shelf.close()
+    bench.cache.close()
     assert bench.begin() == added
     added.append(bench.add(0, 2, fill=9))
-    bench.shelf.close()
+    bench.cache.close()
     assert bench.begin() == added
     assert not bench.logs
     assert bench.path.stat().st_mode & 0o777 == 0o600
@@ -62,7 +62,7 @@ def test_a_flipped_bit_ends_what_is_believed(bench: Bench, at: int) -> None:
     bench.begin()
     first = bench.add(0, 1)
     bench.add(1, 1)
-    bench.shelf.close()
+    bench.cache.close()
     at += (RECORD.size + SIZES[0]) * (at >= 48)  # in the second record, if in any
     data = bytearray(bench.path.read_bytes())
     data[at] ^= 1
@@ -76,7 +76,7 @@ def test_a_record_that_was_cut_short_is_overwritten(bench: Bench) -> None:
     bench.begin()
     first = bench.add(0, 1)
     bench.add(1, 1)
-    bench.shelf.close()
+    bench.cache.close()
     os.truncate(bench.path, bench.path.stat().st_size - 1)
     assert bench.begin() == [first]
     again = bench.add(2, 1)
@@ -107,7 +107,7 @@ def test_a_full_disk_is_said_once_and_leaves_nothing(bench: Bench, tmp_path: Pat
 
 
 def test_a_state_too_large_for_the_disk_is_not_kept(bench: Bench) -> None:
-    bench.shelf.begin(BLOB, 1 << 60)
+    bench.cache.begin(BLOB, 1 << 60)
     assert "the state takes" in bench.logs[0]
     bench.add(0, 1)
     assert not bench.path.exists()
@@ -125,10 +125,10 @@ def test_no_link_is_followed(bench: Bench, tmp_path: Path) -> None:
 def test_a_state_that_is_in_place_needs_nothing_kept(bench: Bench) -> None:
     bench.begin()
     bench.add(0, 1)
-    bench.shelf.clear()
+    bench.cache.clear()
     assert not bench.path.exists()
     bench.add(1, 1)
-    bench.shelf.clear()
+    bench.cache.clear()
 
 
 def test_what_is_closed_while_it_is_read_ends_there(bench: Bench) -> None:
@@ -136,10 +136,10 @@ def test_what_is_closed_while_it_is_read_ends_there(bench: Bench) -> None:
     bench.begin()
     bench.add(0, 1)
     bench.add(1, 1)
-    bench.shelf.begin(BLOB, sum(SIZES))
-    chunks = bench.shelf.chunks(SIZES)
+    bench.cache.begin(BLOB, sum(SIZES))
+    chunks = bench.cache.chunks(SIZES)
     assert next(chunks)[0] == 0
-    bench.shelf.close()
+    bench.cache.close()
     assert list(chunks) == []
     assert not bench.logs
     assert [chunk for chunk, *_ in bench.begin()] == [0, 1]
@@ -155,5 +155,5 @@ def test_a_file_that_cannot_be_removed_is_said_and_ends_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
-        bench.shelf.clear()
+        bench.cache.clear()
     assert "cannot be removed" in bench.logs[0]

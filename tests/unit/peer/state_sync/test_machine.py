@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import begin, history_of, names, reached
 from harness.donors import (
     CHUNK_BYTES,
     World,
@@ -12,9 +11,10 @@ from harness.donors import (
     own_of,
     sha,
 )
+from harness.sync_worlds import begin, history_of, names, reached
 
 from atoll.peer.membership.view import ARCHIVE, Member
-from atoll.peer.state_sync import events as ln
+from atoll.peer.state_sync import events as ev
 from atoll.peer.state_sync.machine import AGREE_S, PROGRESS_S
 
 
@@ -65,7 +65,7 @@ def test_a_doubtful_state_is_confirmed_and_only_the_wrong_chunk_comes() -> None:
     donors = donors_of(history, [1000.0] * 3)
     world = World(donors, 1e6)
     world.own = [b"?" * 64, *history.states[5][1:]]
-    world.feed(ln.Aim(goal_of(history, donors, suspect=True), own_of(history, 5)))
+    world.feed(ev.SetGoal(goal_of(history, donors, suspect=True), own_of(history, 5)))
     world.run(lambda: world.done)
     assert reached(world, history, 5)
     assert world.own == history.states[5]
@@ -78,7 +78,7 @@ def test_own_bytes_that_are_wrong_without_anybody_knowing_are_found_by_the_diges
     donors = donors_of(history, [1000.0] * 3)
     world = World(donors, 1e6)
     world.own = [b"?" * 64, *history.states[5][1:]]
-    world.feed(ln.Aim(goal_of(history, donors), own_of(history, 5)))
+    world.feed(ev.SetGoal(goal_of(history, donors), own_of(history, 5)))
     world.run(lambda: world.done)
     assert reached(world, history, 6)
     assert names(world, "confirmed by a donor")
@@ -120,7 +120,7 @@ def test_a_donor_that_dies_is_replaced_and_one_that_comes_back_is_used() -> None
     world.run(lambda: world.done)
     assert reached(world, history, 3)
     assert donors[2].sent > sent_before[0]
-    assert not world.machine.supply.excluded
+    assert not world.machine.donors.excluded
 
 
 def test_a_donor_that_hangs_does_not_hold_up_the_end() -> None:
@@ -151,7 +151,7 @@ def test_a_lying_donor_is_named_and_left_out(lie: str) -> None:
     assert reached(world, history, 6)
     if lie != "blob":
         assert len(names(world, "is not asked for the state any more")) == 1
-        assert list(world.machine.supply.excluded) == [donors[1].member.peer]
+        assert list(world.machine.donors.excluded) == [donors[1].member.peer]
 
 
 def test_a_lying_coordinator_is_not_believed() -> None:
@@ -175,7 +175,7 @@ def test_without_a_coordinator_among_the_donors_three_must_agree() -> None:
     donors[3].lie = "digest"
     world = World(donors, 1e6)
     goal = goal_of(history, donors)
-    world.feed(ln.Aim(type(goal)(goal.round, goal.chain, b"", goal.donors), ln.Own()))
+    world.feed(ev.SetGoal(type(goal)(goal.round, goal.chain, b"", goal.donors), ev.OwnState()))
     world.run(lambda: world.done)
     assert reached(world, history, 4)
 
@@ -190,7 +190,7 @@ def test_archives_give_chunks_but_have_no_voice() -> None:
     begin(world, history, donors)
     world.run(lambda: world.done)
     assert reached(world, history, 4)
-    assert len(world.machine.supply.excluded) == 2
+    assert len(world.machine.donors.excluded) == 2
 
 
 def test_members_that_have_no_state_to_give_are_not_waited_for() -> None:
@@ -237,7 +237,7 @@ def test_rounds_go_on_meanwhile() -> None:
             history.commit()
             for donor in donors:
                 donor.round = history.last
-            world.feed(ln.Aim(goal_of(history, donors), ln.Own()))
+            world.feed(ev.SetGoal(goal_of(history, donors), ev.OwnState()))
             world.at(world.now_s + 1.0, commit)
 
     world.at(1.0, commit)
@@ -257,7 +257,7 @@ def test_a_rollback_costs_what_the_histories_do_not_share() -> None:
     def roll_back() -> None:
         for donor in donors:
             donor.history, donor.round = other, other.last
-        world.feed(ln.Aim(goal_of(other, donors), ln.Own()))
+        world.feed(ev.SetGoal(goal_of(other, donors), ev.OwnState()))
 
     world.at(10.0, roll_back)
     world.run(lambda: world.done)
@@ -287,6 +287,6 @@ def test_cancel_stops_everything() -> None:
     world = World(donors, 1e6)
     begin(world, history, donors)
     world.run(lambda: world.received > 1000)
-    world.feed(ln.Cancel())
+    world.feed(ev.Cancel())
     assert world.machine.next_deadline_s() is None
-    assert all(world.machine.supply.pull.outstanding(d.member.peer) == 0 for d in donors)
+    assert all(world.machine.donors.pieces.outstanding(d.member.peer) == 0 for d in donors)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import begin, history_of, reached
 from harness.donors import Donor, History, Store, World, donors_of, goal_of, own_of, step
+from harness.sync_worlds import begin, history_of, reached
 
 from atoll.peer.membership.view import Member
-from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import gathering
+from atoll.peer.state_sync import assembly
+from atoll.peer.state_sync import events as ev
 from atoll.peer.state_sync.verification import part_head
 
 ODD = Member(b"\x09" * 32, 1, address="h9:1")
@@ -21,8 +21,8 @@ def moving(world: World, history: History, donors: list[Donor], own: int, every_
         history.commit()
         for donor in donors:
             donor.round = history.last
-        mine = own_of(history, own) if own else ln.Own()
-        world.feed(ln.Aim(goal_of(history, list(world.donors.values())), mine))
+        mine = own_of(history, own) if own else ev.OwnState()
+        world.feed(ev.SetGoal(goal_of(history, list(world.donors.values())), mine))
         if history.last < 40:
             world.at(world.now_s + every_s, commit)
 
@@ -90,11 +90,11 @@ def test_what_comes_before_a_wrong_part_counts_and_the_rest_is_had_elsewhere(
     begin(world, history, donors, own=10)
     world.run(lambda: world.done, limit_s=20.0)
     assert reached(world, history, 15)
-    assert list(world.machine.supply.excluded) == [ODD.peer]
+    assert list(world.machine.donors.excluded) == [ODD.peer]
 
 
 def test_a_run_beyond_a_goal_that_goes_back_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "REVIEW_CHUNKS", 5)  # as 1000 of a model of 100,000 chunks
+    monkeypatch.setattr(assembly, "REVIEW_CHUNKS", 5)  # as 1000 of a model of 100,000 chunks
     history = history_of(16, 60)
     donors = donors_of(history, [4000.0] * 3)
     world = World(donors, 1e6)
@@ -104,7 +104,7 @@ def test_a_run_beyond_a_goal_that_goes_back_is_not_stored(monkeypatch: pytest.Mo
         assert not world.done
         for donor in donors:
             donor.round = 14
-        world.feed(ln.Aim(goal_of(history, donors, 14), own_of(history, 10)))
+        world.feed(ev.SetGoal(goal_of(history, donors, 14), own_of(history, 10)))
 
     world.at(0.6, back)
     world.run(lambda: world.done, limit_s=20.0)

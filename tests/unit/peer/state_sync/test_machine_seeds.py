@@ -7,7 +7,7 @@ import random
 import pytest
 from harness.donors import Donor, History, World, donors_of, goal_of, own_of, sha
 
-from atoll.peer.state_sync import events as ln
+from atoll.peer.state_sync import events as ev
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -40,8 +40,8 @@ def play(seed: int) -> None:
     rollbacks = choice.random() < 0.5
     if own:
         world.own = history.states[own]
-    start = own_of(history, own) if own else ln.Own()
-    world.feed(ln.Aim(goal_of(history, donors), start))
+    start = own_of(history, own) if own else ev.OwnState()
+    world.feed(ev.SetGoal(goal_of(history, donors), start))
 
     def commit() -> None:
         history = truth[0]
@@ -88,12 +88,12 @@ def play(seed: int) -> None:
     assert world.own == truth[0].states[truth[0].last]
     honest = {donor.member.peer for donor in donors if not donor.lie}
     if truth[0] is history:  # who has not heard of a rollback names other digests
-        assert not honest & world.machine.supply.excluded.keys()
+        assert not honest & world.machine.donors.excluded.keys()
 
 
 def aim(world: World, history: History, donors: list[Donor]) -> None:
-    own = ln.Own()
+    own = ev.OwnState()
     if world.done:
         last = world.done[-1]
-        own = ln.Own(last.round, last.chain, last.digest, sha(history.blob))
-    world.feed(ln.Aim(goal_of(history, donors), own))
+        own = ev.OwnState(last.round, last.chain, last.digest, sha(history.blob))
+    world.feed(ev.SetGoal(goal_of(history, donors), own))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from harness.catching import begin, history_of, names, reached
 from harness.donors import CHUNK_BYTES, Store, World, donors_of, goal_of, own_of, sha
+from harness.sync_worlds import begin, history_of, names, reached
 
-from atoll.peer.state_sync import events as ln
-from atoll.peer.state_sync import gathering
-from atoll.peer.state_sync.assembly import Assembly
-from atoll.peer.state_sync.gathering import OWN_S
+from atoll.peer.state_sync import assembly
+from atoll.peer.state_sync import events as ev
+from atoll.peer.state_sync.assembly import OWN_S, ChunkTable
 from atoll.peer.state_sync.machine import USUAL_S
 
 # ---------------------------------------------------------------- members that hang or deceive
@@ -46,7 +45,7 @@ def test_a_coordinator_that_hangs_is_waited_for_until_the_group_has_another() ->
     begin(world, history, donors, own=3)
     world.run(lambda: world.now_s >= 10.0)
     assert not world.done
-    world.feed(ln.Aim(goal_of(history, donors[1:]), ln.Own()))
+    world.feed(ev.SetGoal(goal_of(history, donors[1:]), ev.OwnState()))
     world.run(lambda: world.done, limit_s=15.0)
 
 
@@ -58,7 +57,7 @@ def test_one_wrong_member_of_three_is_left_out() -> None:
     begin(world, history, donors, own=2)
     world.run(lambda: world.done, limit_s=10.0)
     assert reached(world, history, 4)
-    assert list(world.machine.supply.excluded) == [donors[2].member.peer]
+    assert list(world.machine.donors.excluded) == [donors[2].member.peer]
     assert names(world, "it names another state of round 4")
 
 
@@ -86,8 +85,8 @@ def test_a_donor_that_gives_no_heads_counts_as_one_without_a_log() -> None:
         lambda: names(world, "does not send the rounds that it says it has"), limit_s=2 * OWN_S
     )
     world.run(lambda: world.now_s > 2 * OWN_S)  # it is asked for its state again meanwhile
-    assert not world.machine.supply.pull.reaches_back(11)
-    assert world.machine.supply.pull.reaches_back(96)
+    assert not world.machine.donors.pieces.reaches_back(11)
+    assert world.machine.donors.pieces.reaches_back(96)
 
 
 # ---------------------------------------------------------------- goals that go back, memory
@@ -99,10 +98,10 @@ def test_a_goal_that_goes_back_to_the_own_state_is_done_at_once() -> None:
     world = World(donors, 1e6)
     begin(world, history, donors, own=5)
     world.run(lambda: world.received)
-    world.feed(ln.Aim(goal_of(history, donors, 5), own_of(history, 5)))
+    world.feed(ev.SetGoal(goal_of(history, donors, 5), own_of(history, 5)))
     assert reached(world, history, 5)
     assert world.machine.next_deadline_s() is None
-    assert all(world.machine.supply.pull.outstanding(d.member.peer) == 0 for d in donors)
+    assert all(world.machine.donors.pieces.outstanding(d.member.peer) == 0 for d in donors)
 
 
 def test_chunks_beyond_a_goal_that_went_down_are_wanted_again() -> None:
@@ -113,11 +112,11 @@ def test_chunks_beyond_a_goal_that_went_down_are_wanted_again() -> None:
     world.run(lambda: world.received > 5 * CHUNK_BYTES)
     for donor in donors:
         donor.round = 5
-    world.feed(ln.Aim(goal_of(history, donors, 5), ln.Own()))
+    world.feed(ev.SetGoal(goal_of(history, donors, 5), ev.OwnState()))
     world.run(lambda: world.done, limit_s=30.0)
     assert reached(world, history, 5)
     assert world.own == history.states[5]
-    assert not world.machine.supply.excluded
+    assert not world.machine.donors.excluded
 
 
 def test_own_bytes_that_are_not_what_was_noted_cost_their_chunk_and_no_donor() -> None:
@@ -126,21 +125,21 @@ def test_own_bytes_that_are_not_what_was_noted_cost_their_chunk_and_no_donor() -
     world = World(donors, 1e6)
     world.own = [b"?" * 64, *history.states[5][1:]]
     world.noted = {0: sha(history.states[5][0])}
-    world.feed(ln.Aim(goal_of(history, donors, suspect=True), own_of(history, 5)))
+    world.feed(ev.SetGoal(goal_of(history, donors, suspect=True), own_of(history, 5)))
     world.run(lambda: world.done)
     assert reached(world, history, 5)
     assert world.own == history.states[5]
-    assert not world.machine.supply.excluded
+    assert not world.machine.donors.excluded
     assert world.received == 33 * (6 + 5 * 32) + CHUNK_BYTES
 
 
 def test_a_large_state_is_looked_at_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "REVIEW_CHUNKS", 7)
+    monkeypatch.setattr(assembly, "REVIEW_CHUNKS", 7)
     history = history_of(9, chunks=100)
     donors = donors_of(history, [100_000.0] * 3)
     world = World(donors, 1e6)
     begin(world, history, donors, own=6)
-    pull = world.machine.supply.pull
+    pull = world.machine.donors.pieces
     world.run(lambda: pull.wanted)
     assert pull.wanted <= 7
     world.run(lambda: world.done)
@@ -162,10 +161,10 @@ def test_missed_rounds_are_not_worth_another_line_unless_they_take_long() -> Non
 def test_own_chunks_that_were_overwritten_do_not_count_as_own_any_more() -> None:
     history = history_of(6)
     store = Store(32, 1, history.states[5])
-    assembly = Assembly(store, sha(history.blob))
-    assembly.take_state(3, 6, history.digest(6), b"donor")
-    assembly.go_back(5)
-    assembly.seed(5)
+    table = ChunkTable(store, sha(history.blob))
+    table.take_state(3, 6, history.digest(6), b"donor")
+    table.go_back(5)
+    table.seed(5)
     assert store.version == {chunk: 5 for chunk in range(32) if chunk != 3}
 
 
@@ -176,11 +175,11 @@ def test_a_question_that_an_earlier_task_left_open_does_not_make_a_member_silent
     world = World(donors, 1e6)
     begin(world, history, donors, own=3)
     world.run(lambda: world.now_s >= 1.0)
-    world.feed(ln.Cancel())
+    world.feed(ev.Cancel())
     world.run(lambda: world.now_s >= 20.0)
     donors[2].lie = ""
     donors[2].delay_s = 0.4  # there and back in less than what counts as silence
     begin(world, history, donors, own=3)
     world.run(lambda: world.now_s >= 20.5)
-    assert not world.machine.supply.attestation.agreed, "its word is waited for"
+    assert not world.machine.donors.attestation.agreed, "its word is waited for"
     world.run(lambda: world.done, limit_s=25.0)

@@ -11,7 +11,7 @@ from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 
 
-def shelf_of(site: Site) -> Path:
+def cache_of(site: Site) -> Path:
     return site.home / "received"
 
 
@@ -21,9 +21,9 @@ def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Pa
         first.sync.aim(goal_of(runs[0], donors))
         await eventually(lambda: donors[0].pieces + donors[1].pieces > 40)
         await first.close()  # its memory is gone with it
-        kept_bytes = shelf_of(first).stat().st_size
+        kept_bytes = cache_of(first).stat().st_size
         assert kept_bytes > 20 * 88_000
-        shelf_of(first).rename(shelf_of(second))
+        cache_of(first).rename(cache_of(second))
         for run in runs:
             run.commit()
         # From one: of two, one may take over what the other is sending, and it comes twice.
@@ -33,7 +33,7 @@ def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Pa
         entry_bytes = runs[0].state.layout(head_of(2)).total_bytes
         assert second.streams.received_bytes < 64 * 88_064 - kept_bytes + entry_bytes + 200_000
         assert any("are here from before the restart" in line for line in second.logs)
-        assert not shelf_of(second).exists()
+        assert not cache_of(second).exists()
 
     runs = [run_of(4), run_of(4)]
     scenario(tmp_path, [*runs, None, None], play)
@@ -44,12 +44,12 @@ def test_kept_chunks_of_another_history_cost_no_more_than_themselves(tmp_path: P
 
     async def play(sites: list[Site]) -> None:
         donor, learner = sites
-        shelf = ChunkCache(shelf_of(learner), learner.logs.append)
+        cache = ChunkCache(cache_of(learner), learner.logs.append)
         assert donor.state is not None
-        shelf.begin(hashlib.sha256(donor.state.blob).digest(), 1 << 20)
+        cache.begin(hashlib.sha256(donor.state.blob).digest(), 1 << 20)
         data = bytes(donor.state.chunk_bytes(3))
-        shelf.add(3, 4, b"d" * 32, hashlib.sha256(data).digest(), memoryview(data))
-        shelf.close()
+        cache.add(3, 4, b"d" * 32, hashlib.sha256(data).digest(), memoryview(data))
+        cache.close()
         learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: learner.reached)
         assert same(learner.state, run.state)

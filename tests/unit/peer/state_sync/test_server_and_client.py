@@ -19,12 +19,12 @@ from atoll.collectives.merkle import MerkleTree
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member
 from atoll.peer.state_sync import machine, sources
-from atoll.peer.state_sync import messages as ft
-from atoll.peer.state_sync.incoming import TransferKind
-from atoll.peer.state_sync.serving import BUSY_BYTES, BUSY_SHARE, Queue, ServingPace
+from atoll.peer.state_sync import messages as msg
+from atoll.peer.state_sync.server import BUSY_BYTES, BUSY_SHARE, PieceQueue, ServingPace
 from atoll.peer.state_sync.verification import entry_holds, entry_leaf, open_parts, part_head
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet
+from atoll.peer.streams.transfers import TransferKind
 
 
 def test_a_state_comes_from_three_donors_of_which_one_dies_and_one_lies(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_closed_donor_gives_nothing(tmp_path: Path) -> None:
         donor.donor.is_open = False
         learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: donor.host.link_peers())
-        assert donor.donor._state_from(1) == ft.StateIs(-1)
+        assert donor.donor._state_from(1) == msg.StateIs(-1)
         learner.sync.cancel()
         assert not learner.reached
 
@@ -182,7 +182,7 @@ def test_what_is_lost_with_a_link_is_asked_again_although_the_link_is_back(tmp_p
     scenario(tmp_path, [run, None], play)
 
 
-@pytest.mark.parametrize("question", [ft.AskHeads, ft.AskBlob])
+@pytest.mark.parametrize("question", [msg.AskHeads, msg.AskBlob])
 def test_whichever_question_was_lost_with_a_link_is_asked_again_at_once(
     tmp_path: Path, question: type
 ) -> None:
@@ -205,11 +205,11 @@ def test_whichever_question_was_lost_with_a_link_is_asked_again_at_once(
         learner.sync.lost(donor.me)
         await eventually(lambda: learner.reached)
         assert asyncio.get_running_loop().time() - began_s < machine.ANSWER_S
-        if question is ft.AskHeads:  # the way that it had begun
+        if question is msg.AskHeads:  # the way that it had begun
             assert learner.streams.received_bytes < 2.5 * run.state.layout(head_of(2)).total_bytes
 
     run = run_of(5)
-    runs = [run, run_of(3) if question is ft.AskHeads else None]
+    runs = [run, run_of(3) if question is msg.AskHeads else None]
     scenario(tmp_path, runs, play)
 
 
@@ -326,12 +326,12 @@ def test_a_pace_gives_pieces_a_small_share_and_everything_when_idle() -> None:
 
 
 def test_a_queue_has_a_limit_and_forgets_what_is_dropped() -> None:
-    queue = Queue()
-    assert all(queue.add(ft.FetchPiece(n, 0)) for n in range(1, ft.ASKED_MAX + 1))
-    assert not queue.add(ft.FetchPiece(99, 0))
+    queue = PieceQueue()
+    assert all(queue.add(msg.FetchPiece(n, 0)) for n in range(1, msg.ASKED_MAX + 1))
+    assert not queue.add(msg.FetchPiece(99, 0))
     queue.drop([1, 2, 55])
     first = queue.next()
     assert first is not None
     assert first.ticket == 3
-    assert len(queue.rest()) == ft.ASKED_MAX - 3
+    assert len(queue.rest()) == msg.ASKED_MAX - 3
     assert queue.next() is None

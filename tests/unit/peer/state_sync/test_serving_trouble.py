@@ -23,12 +23,12 @@ from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
-from atoll.peer.state_sync import messages as ft
+from atoll.peer.state_sync import messages as msg
 from atoll.peer.state_sync import server as donor_module
-from atoll.peer.state_sync.incoming import Copies
-from atoll.peer.state_sync.result_client import HEAD_TIMEOUT_S, Fetcher
-from atoll.peer.state_sync.server import RESULTS_MAX, SERVES_MAX, Donor
+from atoll.peer.state_sync.client import HEAD_TIMEOUT_S, ResultFetcher
+from atoll.peer.state_sync.server import RESULTS_MAX, SERVES_MAX, SyncServer
 from atoll.peer.streams.manager import Streams, StripeId
+from atoll.peer.streams.transfers import Transfers
 
 PEER = b"p" * 32
 BEGIN = Begin(b"L" * 32, 1, 2, 1, STEP, (PEER,), (1.0,))
@@ -104,15 +104,15 @@ def test_a_donor_without_memory_refuses_what_it_was_asked_for() -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: failures.append(context))
         wire, logs = Wire(), list[str]()
-        donor = Donor(wire, wire, lambda *_: None, RoundLog(), logs.append)  # type: ignore[arg-type]
+        donor = SyncServer(wire, wire, lambda *_: None, RoundLog(), logs.append)  # type: ignore[arg-type]
         donor.state = SimpleNamespace(grid=SimpleNamespace(count=2), read_chunk=no_memory)  # type: ignore[assignment]
         for ticket in (1, 2):
-            donor.on_message(PEER, ft.FetchPiece(ticket, 0))
+            donor.on_message(PEER, msg.FetchPiece(ticket, 0))
         await eventually(lambda: len(wire.sent) == 2)
-        assert wire.sent == [ft.NoPiece(ticket, "no memory for it") for ticket in (1, 2)]
+        assert wire.sent == [msg.NoPiece(ticket, "no memory for it") for ticket in (1, 2)]
         await eventually(lambda: not donor._queues)
         wire.to = no_memory  # type: ignore[method-assign]
-        donor.on_message(PEER, ft.FetchPiece(3, 0))
+        donor.on_message(PEER, msg.FetchPiece(3, 0))
         await eventually(lambda: len(wire.sent) == 3)
         assert ": no memory" in logs[-1]
         assert not failures
@@ -122,7 +122,7 @@ def test_a_donor_without_memory_refuses_what_it_was_asked_for() -> None:
 
 
 RESULT = RoundResult(get_codec("int8"), ChunkGrid(10_240, 4096))  # three chunks
-ASKED = ft.FetchResult(b"L" * 32, 1, 2, 1)
+ASKED = msg.FetchResult(b"L" * 32, 1, 2, 1)
 
 
 class Slow:
@@ -152,17 +152,17 @@ class Holder:
         self.failures: list[object] = []
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: self.failures.append(context))
-        self.donor = Donor(self.wire, self.wire, self.find, RoundLog(), self.failures.append)  # type: ignore[arg-type]
+        self.donor = SyncServer(self.wire, self.wire, self.find, RoundLog(), self.failures.append)  # type: ignore[arg-type]
 
     def find(self, number: int, attempt: int) -> Any:
         return (RESULT.array, RESULT.layout, RESULT.grid.count) if self.holds else None
 
-    def ask(self, number: int, message: ft.FetchResult = ASKED) -> None:
+    def ask(self, number: int, message: msg.FetchResult = ASKED) -> None:
         self.donor.on_message(bytes([number]) * 32, message)
 
     @property
     def heads(self) -> list[bool]:
-        return [head.found for head in self.wire.sent if isinstance(head, ft.ResultHead)]
+        return [head.found for head in self.wire.sent if isinstance(head, msg.ResultHead)]
 
     async def ends(self) -> None:
         await eventually(lambda: not self.donor._tasks)
@@ -219,7 +219,7 @@ def test_who_asks_again_gets_it_once() -> None:
         holder.slow.going.release(3 * (SERVES_MAX + 2))
         await holder.ends()
         assert len(holder.slow.chunks) == 3 * (SERVES_MAX + 2)
-        heads = [head for head in holder.wire.sent if isinstance(head, ft.ResultHead)]
+        heads = [head for head in holder.wire.sent if isinstance(head, msg.ResultHead)]
         assert [(head.round, head.attempt) for head in heads[SERVES_MAX:]] == [(2, 2), (3, 1)]
 
     asyncio.run(scenario())
@@ -244,7 +244,7 @@ def test_a_result_that_is_over_is_not_sent_to_the_end() -> None:
 
 def test_a_question_that_cannot_be_sent_leaves_nothing_behind() -> None:
     async def scenario() -> None:
-        fetcher = Fetcher(Wire(up=False), Copies())  # type: ignore[arg-type]
+        fetcher = ResultFetcher(Wire(up=False), Transfers())  # type: ignore[arg-type]
         result = RoundResult(get_codec("int8"), grid_for(10_000))
         with pytest.raises(ConnectError, match="no control link"):
             await fetcher.fetch(BEGIN, PEER, result)
@@ -259,11 +259,11 @@ def test_only_lacking_chunks_are_asked_for() -> None:
         result = RoundResult(get_codec("int8"), grid_for(10_000))
         for chunk in final:
             result.digests[chunk] = b"d" * 32
-        fetcher = Fetcher(wire, Copies())  # type: ignore[arg-type]
+        fetcher = ResultFetcher(wire, Transfers())  # type: ignore[arg-type]
         with pytest.raises(ConnectError):
             await fetcher.fetch(BEGIN, PEER, result)
         [question] = wire.sent
-        assert isinstance(question, ft.FetchResult)
+        assert isinstance(question, msg.FetchResult)
         return question.chunks
 
     assert asyncio.run(asked([])) == b""

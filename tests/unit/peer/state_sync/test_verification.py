@@ -36,8 +36,10 @@ def history_of(rounds: int) -> History:
 def agreed(named: dict[bytes, bytes], members: set[bytes], lead: bytes = LEAD) -> bytes:
     attestation = Attestation()
     for peer, digest in named.items():
-        attestation.hear(peer, 7, digest)
-    attestation.settle(lead, dict.fromkeys(members, 6), 0.0)  # who has not named it may still do so
+        attestation.record(peer, 7, digest)
+    attestation.recount(
+        lead, dict.fromkeys(members, 6), 0.0
+    )  # who has not named it may still do so
     return attestation.agreed.get(7, b"")
 
 
@@ -58,10 +60,10 @@ def test_with_fewer_members_all_must_agree() -> None:
 def test_who_has_gone_past_a_round_without_its_digest_is_not_waited_for() -> None:
     attestation = Attestation()
     for peer in (LEAD, ONE):
-        attestation.hear(peer, 7, GOOD)
-    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 6}, 0.0)
+        attestation.record(peer, 7, GOOD)
+    attestation.recount(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 6}, 0.0)
     assert not attestation.agreed  # THREE will know it
-    attestation.settle(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 9}, 0.0)
+    attestation.recount(LEAD, {LEAD: 9, ONE: 9, TWO: 9, THREE: 9}, 0.0)
     assert attestation.agreed == {7: GOOD}  # these two have joined since
 
 
@@ -81,14 +83,14 @@ def test_who_dissents_is_named_and_what_is_taken_back_is_forgotten() -> None:
     attestation = Attestation()
     four = dict.fromkeys((LEAD, ONE, TWO, THREE), 5)
     for peer, digest in ((LEAD, GOOD), (ONE, GOOD), (TWO, GOOD), (THREE, BAD)):
-        attestation.hear(peer, 6, LATER + digest)
-    assert attestation.settle(LEAD, four, 0.0)
-    assert not attestation.settle(LEAD, four, 0.0)
+        attestation.record(peer, 6, LATER + digest)
+    assert attestation.recount(LEAD, four, 0.0)
+    assert not attestation.recount(LEAD, four, 0.0)
     assert attestation.dissenters() == {THREE: 7}
     assert BAD.hex()[:8] in attestation.describe(7)
     attestation.forget(ONE)
     attestation.forget(TWO)
-    assert attestation.settle(LEAD, four, 0.0)
+    assert attestation.recount(LEAD, four, 0.0)
     assert attestation.agreed == {}
 
 
@@ -98,10 +100,10 @@ def test_a_single_dissenter_is_outvoted_after_a_while_also_when_rounds_go_on() -
     for number in (7, 8):  # the second one takes the place of the first, one answer at a time
         for peer, digest in ((LEAD, GOOD), (ONE, GOOD), (TWO, BAD)):
             attestation.forget(peer)
-            attestation.hear(peer, number, digest)
-            assert not attestation.settle(LEAD, three, (number - 6) * DISSENT_S / 2)
-    assert not attestation.settle(LEAD, three, 1.4 * DISSENT_S)
-    assert attestation.settle(LEAD, three, 1.6 * DISSENT_S)
+            attestation.record(peer, number, digest)
+            assert not attestation.recount(LEAD, three, (number - 6) * DISSENT_S / 2)
+    assert not attestation.recount(LEAD, three, 1.4 * DISSENT_S)
+    assert attestation.recount(LEAD, three, 1.6 * DISSENT_S)
     assert attestation.agreed == {8: GOOD}
     assert attestation.dissenters() == {TWO: 8}
 
@@ -110,9 +112,9 @@ def test_one_against_one_and_two_against_two_are_never_settled() -> None:
     for good, bad in (((LEAD,), (ONE,)), ((LEAD, THREE), (ONE, TWO))):
         attestation = Attestation()
         for peer in (*good, *bad):
-            attestation.hear(peer, 7, GOOD if peer in good else BAD)
+            attestation.record(peer, 7, GOOD if peer in good else BAD)
         for now_s in (0.0, 10 * DISSENT_S, 20 * DISSENT_S):
-            assert not attestation.settle(LEAD, dict.fromkeys((*good, *bad), 5), now_s)
+            assert not attestation.recount(LEAD, dict.fromkeys((*good, *bad), 5), now_s)
 
 
 def test_heads_fold_to_the_chain_and_to_nothing_else() -> None:

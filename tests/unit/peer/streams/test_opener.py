@@ -38,7 +38,7 @@ def test_streams_are_sealed_by_default(net: Net) -> None:
         assert await carries(b, a) == "aes-256-gcm"
         assert (a.logs, b.logs) == ([], [])
         assert grants_of(a) == grants_of(b) == 0
-        assert a.host._listener._gate.pending == 0
+        assert a.host._listener._limiter.pending == 0
 
     net.run(scenario())
 

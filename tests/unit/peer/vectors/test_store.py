@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives import get_codec
 from atoll.collectives.errors import CodecError, StateError
-from atoll.peer.vectors.store import Stored, VectorStore
+from atoll.peer.vectors.store import StoredVector, VectorStore
 
 ELEMENTS = 10_000  # three chunks
 F32 = NDArray[np.float32]
@@ -18,7 +18,7 @@ def vector(seed: int, elements: int = ELEMENTS) -> F32:
     return np.random.default_rng(seed).standard_normal(elements).astype(np.float32)
 
 
-def decoded(store: VectorStore, stored: Stored) -> F32:
+def decoded(store: VectorStore, stored: StoredVector) -> F32:
     grid, codec = stored.encoded.grid, stored.encoded.codec
     out = np.empty(grid.total, np.float32)
     for chunk in range(grid.count):

@@ -10,8 +10,14 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.links.probe_schedule import PROBE_S_MAX, REFUSED_S
-from atoll.peer.links.probe_turns import AGAIN_S, TURN_S, UNUSED_S, ProbeTurns
+from atoll.peer.links.probe_schedule import (
+    AGAIN_S,
+    PROBE_S_MAX,
+    REFUSED_S,
+    TURN_S,
+    UNUSED_S,
+    ProbeTurns,
+)
 
 A, B, C, ME = b"a" * 32, b"b" * 32, b"c" * 32, b"m" * 32
 

@@ -16,9 +16,9 @@ from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short
-from atoll.peer.state_sync.incoming import Copies
+from atoll.peer.streams.transfers import Transfers
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
-from atoll.peer.vectors.service import VectorService
+from atoll.peer.vectors.server import VectorService
 
 CLIENT = b"client"
 ME, OTHER, WITNESSING = b"m" * 32, b"o" * 32, b"w" * 32
@@ -26,7 +26,7 @@ ELEMENTS = 5000
 
 
 class Site:
-    """A desk whose messages go nowhere."""
+    """A service whose messages go nowhere."""
 
     def __init__(self) -> None:
         self.sent: list[object] = []
@@ -43,7 +43,7 @@ class Site:
             trainers=self.trainers,
             host=host,
             streams=SimpleNamespace(),  # type: ignore[arg-type]  # nothing is sent
-            copies=Copies(),
+            copies=Transfers(),
             log=lambda line: None,
         )
         manifest = Manifest.of([Parameter("w", (3,))])

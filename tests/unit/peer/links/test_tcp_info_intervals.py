@@ -1,4 +1,4 @@
-"""From counters to what happened between two readings."""
+"""From counters to what happened between two readings, and what shared a link with what."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.peer.links.tcp_info import TcpInfo
-from atoll.peer.links.tcp_intervals import WINDOW_BYTES, WINDOW_S, Window, between
+from atoll.peer.links.estimates import WINDOW_BYTES, WINDOW_S, RateWindow
+from atoll.peer.links.tcp_info import LOAD_BYTES, TcpInfo, TcpInterval, Traffic, between
 
 MSS, HEADERS = 1000, 1.05
 BEFORE = TcpInfo(
@@ -27,6 +27,8 @@ BEFORE = TcpInfo(
     retransmitted_bytes=10_000,
     duplicates=2,
 )
+A, B = b"a" * 32, b"b" * 32
+MUCH, LITTLE = TcpInterval(0.1, sent=LOAD_BYTES), TcpInterval(0.1, sent=LOAD_BYTES - 1)
 
 
 def test_what_moved_is_counted_on_the_wire() -> None:
@@ -77,7 +79,7 @@ def test_of_the_first_reading_only_the_round_trip_is_known() -> None:
 
 
 def test_a_window_is_long_enough_for_what_it_counts() -> None:
-    window, half_s = Window(), WINDOW_S / 2
+    window, half_s = RateWindow(), WINDOW_S / 2
     assert window.add(half_s / 2, 1000) == 0
     assert window.add(half_s / 2, 3000) == 0, "half of it"
     assert window.add(half_s, 2000) == pytest.approx(6000 / WINDOW_S)
@@ -94,7 +96,7 @@ def test_a_window_is_long_enough_for_what_it_counts() -> None:
 
 
 def test_a_window_is_held_back_if_a_part_of_it_was() -> None:
-    window, half_s = Window(), WINDOW_S / 2
+    window, half_s = RateWindow(), WINDOW_S / 2
     found = []
     for held_back in (False, False, True, False, False):
         if window.add(half_s, 1000, held_back=held_back):
@@ -107,6 +109,30 @@ def test_a_machine_that_stands_still_does_not_make_its_link_faster() -> None:
     those that were late came together."""
     seen = (35.2, 35.3, 33.7, 37.0, 27.9, 33.5, 28.5, 5.3, 34.0, 38.0, 44.7, 51.3)
     seen += (39.6, 39.5, 39.6, 39.0, 39.7, 39.6, 40.0, 39.5, 39.8, 39.9, 40.1, 39.8)
-    window = Window()
+    window = RateWindow()
     found = [rate for mbit in seen if (rate := window.add(0.1, mbit * 0.1, rtt_s=0.1))]
     assert 38 < max(found) < 1.05 * 40
+
+
+def came(count: float) -> TcpInterval:
+    return TcpInterval(0.1, arrived=count)
+
+
+def test_only_what_goes_to_one_peer_is_alone() -> None:
+    assert Traffic({A: [MUCH, MUCH], B: [LITTLE]}, {}).is_alone(A)
+    assert not Traffic({A: [MUCH]}, {}).is_alone(B)
+    assert not Traffic({A: [MUCH], B: [LITTLE, MUCH]}, {}).is_alone(A)
+
+
+def test_what_arrives_is_in_the_way_of_the_acknowledgements() -> None:
+    for source in (A, B):
+        assert not Traffic({A: [MUCH]}, {source: [came(LOAD_BYTES), came(1)]}).is_alone(A)
+    assert Traffic({A: [MUCH]}, {A: [came(LOAD_BYTES)], B: [came(LOAD_BYTES)]}).is_alone(A)
+
+
+def test_who_sends_and_from_whom_something_comes() -> None:
+    quiet = Traffic({A: [LITTLE], B: []}, {A: [], B: [came(10)]})
+    assert not quiet.sending
+    assert not quiet.arriving
+    busy = Traffic({A: [MUCH], B: []}, {A: [], B: [came(1e6)]})
+    assert (busy.sending, busy.arriving) == ({A}, {B})

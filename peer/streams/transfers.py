@@ -1,4 +1,4 @@
-"""Find where an incoming frame of a transfer belongs, and hold results in progress.
+"""Take in transfers: what one peer sends whole, as frames of its data streams.
 
 A transfer's first frame may overtake the head that announces it: it pauses its stream for a bounded
 time. Frames of transfers that nobody asked for, or that were given up, are drained and dropped.
@@ -6,24 +6,31 @@ time. Frames of transfers that nobody asked for, or that were given up, are drai
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future, InvalidStateError
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.collectives import RoundResult
-from atoll.collectives.errors import CodecError, RemoteProtocolError
-from atoll.peer.membership.messages import Begin
+from atoll.collectives.errors import (
+    CodecError,
+    RemoteProtocolError,
+    RoundTimeoutError,
+    StateError,
+)
+from atoll.peer.membership.view import short
 from atoll.peer.streams.frames import DataHeader
 
-U8 = NDArray[np.uint8]
 TransferKey = tuple[bytes, int, int, int]  # source, kind, round, attempt
-HEAD_TIMEOUT_S = 30.0  # memory for a large state is taken between the head and the first chunk
+HEAD_WAIT_S = 30.0  # memory for a large state is taken between the head and the first chunk
+STALL_TIMEOUT_S = 20.0  # who sends no chunk for so long is given up (2 MiB, at 1 Mbit/s 17 s)
 
 
 class TransferKind(IntEnum):
@@ -41,23 +48,8 @@ class TransferKind(IntEnum):
 OF_PIECES = (TransferKind.STATE, TransferKind.ENTRY)
 
 
-class Transfer(Protocol):
-    """Receive all chunks of something, from one donor."""
-
-    source: bytes
-    kind: int
-    round: int
-    attempt: int
-
-    def reserve(self, header: DataHeader) -> memoryview | None: ...
-
-    def received(self, header: DataHeader) -> None: ...
-
-    def broken(self, why: str) -> None: ...
-
-
 class PieceSink(Protocol):
-    """Take pieces of the state and of entries (client.py)."""
+    """Take pieces of the state and of entries (peer/state_sync/client.py)."""
 
     def reserve(self, source: bytes, header: DataHeader) -> memoryview | None: ...
 
@@ -66,8 +58,8 @@ class PieceSink(Protocol):
     def broken(self, source: bytes, why: str) -> None: ...
 
 
-class Copies:
-    """Find the transfer of a frame.
+class Transfers:
+    """Find the transfer of a frame, and take what it brings.
 
     Called by reader threads and steered from the event loop.
     """
@@ -75,27 +67,27 @@ class Copies:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._asked: set[TransferKey] = set()  # whose head is still to come
-        self._transfers: dict[TransferKey, Transfer] = {}
+        self._transfers: dict[TransferKey, EncodedTransfer] = {}
         self.pieces: PieceSink | None = None
 
-    def ask(self, key: TransferKey) -> None:
-        """Let frames of this transfer, which may overtake its head, wait for it."""
+    @contextlib.contextmanager
+    def asking(self, key: TransferKey) -> Iterator[None]:
+        """Take frames of this transfer, which may overtake its head, until the end of the block."""
         with self._changed:
             self._asked.add(key)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._transfers.pop(key, None)
+                self._asked.discard(key)
+                self._changed.notify_all()
 
-    def expect(self, transfer: Transfer) -> None:
+    def expect(self, transfer: EncodedTransfer) -> None:
         """Let the frames of a transfer in: its head is here."""
         with self._changed:
-            key = _key(transfer)
-            self._transfers[key] = transfer
-            self._asked.discard(key)
-            self._changed.notify_all()
-
-    def end(self, key: TransferKey) -> None:
-        """End a transfer: whatever still comes is to be dropped."""
-        with self._changed:
-            self._transfers.pop(key, None)
-            self._asked.discard(key)
+            self._transfers[transfer.key] = transfer
+            self._asked.discard(transfer.key)
             self._changed.notify_all()
 
     def reserve(self, source: bytes, header: DataHeader) -> memoryview | None:
@@ -121,8 +113,8 @@ class Copies:
         if self.pieces is not None:
             self.pieces.broken(source, why)
 
-    def _transfer_of(self, source: bytes, header: DataHeader) -> Transfer | None:
-        deadline_s = time.monotonic() + HEAD_TIMEOUT_S
+    def _transfer_of(self, source: bytes, header: DataHeader) -> EncodedTransfer | None:
+        deadline_s = time.monotonic() + HEAD_WAIT_S
         key = (source, header.kind, header.round, header.attempt)
         with self._changed:
             while key in self._asked:
@@ -132,45 +124,33 @@ class Copies:
             return self._transfers.get(key)
 
 
-def _key(transfer: Transfer) -> TransferKey:
-    return (transfer.source, transfer.kind, transfer.round, transfer.attempt)
-
-
-class EncodedCopy:
-    """Copy an encoded vector into ``result`` as its frames arrive.
-
-    ``on_done`` hears the marks of its chunks, one for each that is here, once all are.
+class EncodedTransfer:
+    """Take in an encoded vector, into ``result``, as its frames arrive.
 
     What is in ``result`` already stays: it is of the same vector, so the source's is the same.
     Frames land in a buffer of their own and move on under a lock, so that after ``close`` no reader
-    thread writes where somebody else writes. What does not decode is refused.
+    thread writes where somebody else writes. What does not decode is refused: it would end every
+    peer, once committed. ``hashed``: the marks of chunks are their digests.
     """
 
-    def __init__(
-        self,
-        key: TransferKey,
-        result: RoundResult,
-        on_done: Callable[[list[bytes]], None],
-        on_broken: Callable[[str], None],
-    ) -> None:
-        self.source, self.kind, self.round, self.attempt = key
+    def __init__(self, key: TransferKey, result: RoundResult, *, hashed: bool = False) -> None:
+        self.key = key
         self.received_bytes = 0
-        self.broken = on_broken
-        self._result = result
-        self._marks = list(result.digests)
-        self._on_done = on_done
+        self.marks = list(result.digests)  # of each chunk that is here
+        self.ended: Future[str] = Future()  # "" once all chunks are here, or why they never will be
+        self._result, self._hashed = result, hashed
         self._arriving = threading.local()  # each stream of the source has a thread of its own
         self._lock = threading.Lock()
         self._closed = False
 
     def reserve(self, header: DataHeader) -> memoryview | None:
-        if not 0 <= header.chunk < len(self._marks):
-            raise RemoteProtocolError(f"chunk {header.chunk} of {len(self._marks)}")
+        if not 0 <= header.chunk < len(self.marks):
+            raise RemoteProtocolError(f"chunk {header.chunk} of {len(self.marks)}")
         size = self._result.layout.size(header.chunk)
         if header.length != size:
             raise RemoteProtocolError(f"{header.length} bytes for a chunk of {size}")
         self.received_bytes += size
-        if self._marks[header.chunk]:
+        if self.marks[header.chunk]:
             return None
         self._arriving.data = np.empty(size, np.uint8)
         return memoryview(self._arriving.data)
@@ -182,40 +162,43 @@ class EncodedCopy:
         except CodecError as error:
             raise RemoteProtocolError(f"chunk {chunk} does not decode: {error.what}") from error
         with self._lock:
-            if self._closed or self._marks[chunk]:
+            if self._closed or self.marks[chunk]:
                 return
             stored = result.view(chunk)
             stored[:] = data
-            self._marks[chunk] = self._mark(stored)
-            done = all(self._marks)
-        if done:
-            self._on_done(self._marks)
+            self.marks[chunk] = hashlib.sha256(stored.data).digest() if self._hashed else b"here"
+            is_done = all(self.marks)
+        if is_done:
+            self.broken("")
 
-    def _mark(self, stored: U8) -> bytes:
-        return b"here"
+    def broken(self, why: str) -> None:
+        """End the transfer, from any thread: "" if all is here, else why it never will be."""
+        with contextlib.suppress(InvalidStateError):  # it has ended
+            self.ended.set_result(why)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
 
 
-class ResultCopy(EncodedCopy):
-    """Copy R of an attempt from a holder, instead of reducing it.
+async def receive(transfers: Transfers, transfer: EncodedTransfer) -> list[bytes]:
+    """Wait until all chunks are here, and return their marks.
 
-    ``on_done`` hears the digests of its chunks. What does not decode would end every peer, once
-    committed.
+    RoundTimeoutError after a time without a byte, StateError if the transfer breaks.
     """
-
-    def __init__(
-        self,
-        source: bytes,
-        begin: Begin,
-        result: RoundResult,
-        on_done: Callable[[list[bytes]], None],
-        on_broken: Callable[[str], None],
-    ) -> None:
-        key = (source, int(TransferKind.RESULT_COPY), begin.round, begin.attempt)
-        super().__init__(key, result, on_done, on_broken)
-
-    def _mark(self, stored: U8) -> bytes:
-        return hashlib.sha256(stored.data).digest()
+    transfers.expect(transfer)
+    ended = asyncio.wrap_future(transfer.ended)
+    before = -1
+    try:
+        while not ended.done():
+            if before == transfer.received_bytes:
+                raise RoundTimeoutError(
+                    f"{short(transfer.key[0])} sent no chunk for {STALL_TIMEOUT_S:.0f} s"
+                )
+            before = transfer.received_bytes
+            await asyncio.wait([ended], timeout=STALL_TIMEOUT_S)
+    finally:
+        transfer.close()  # whatever comes now must not be written any more
+    if ended.result():
+        raise StateError(f"transfer from {short(transfer.key[0])} broke: {ended.result()}")
+    return transfer.marks

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.peer.state_sync.messages import ASKED_MAX
-from atoll.peer.state_sync.pull import HANG_S, REST_S, Ask, Piece, Pull
+from atoll.peer.state_sync.sources import HANG_S, REST_S, Ask, Piece, PieceScheduler
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 
 
-def pull_of(peers: list[bytes], pieces: int, first: int = 1, last: int = 9) -> Pull:
-    pull = Pull()
+def pull_of(peers: list[bytes], pieces: int, first: int = 1, last: int = 9) -> PieceScheduler:
+    pull = PieceScheduler()
     for peer in peers:
         pull.offer(peer, first, last)
     for chunk in range(pieces):
@@ -20,7 +20,7 @@ def pull_of(peers: list[bytes], pieces: int, first: int = 1, last: int = 9) -> P
     return pull
 
 
-def deliver(pull: Pull, asks: list[Ask], peer: bytes, now_s: float) -> None:
+def deliver(pull: PieceScheduler, asks: list[Ask], peer: bytes, now_s: float) -> None:
     """The oldest request of this donor is answered."""
     ask = next(a for a in asks if a.peer == peer and pull.expects(peer, a.ticket))
     pull.arrived(peer, ask.ticket, now_s)
@@ -37,7 +37,7 @@ def test_everybody_gets_a_share_and_nobody_more_than_allowed() -> None:
 
 
 def test_entries_that_few_have_come_first_and_the_oldest_of_these() -> None:
-    pull = Pull()
+    pull = PieceScheduler()
     pull.offer(A, 2, 9)
     pull.offer(B, 6, 9)
     pull.want(Piece(0, 0), 1000)
@@ -117,7 +117,7 @@ def test_wanting_something_else_of_a_chunk_replaces_it() -> None:
 
 
 def test_a_longer_run_does_not_replace_what_has_been_asked_a_shorter_one_does() -> None:
-    pull = Pull()
+    pull = PieceScheduler()
     pull.offer(A, 2, 9)
     pull.want(Piece(0, 5, 7), 10)
     assert pull.asked(0, 0.0) is None
@@ -142,7 +142,7 @@ def test_a_donor_of_unknown_speed_takes_over_from_one_that_hangs() -> None:
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.sampled_from("oplriwfa"), st.integers(0, 5)), max_size=80))
 def test_nothing_is_lost_and_no_limit_is_passed(moves: list[tuple[str, int]]) -> None:
-    pull, now_s = Pull(), 0.0
+    pull, now_s = PieceScheduler(), 0.0
     wanted: dict[int, Piece] = {}
     asked: list[Ask] = []
     peers = (A, B, C)

@@ -8,7 +8,7 @@ from atoll.collectives import get_codec, grid_for
 from atoll.collectives.codecs import gathered_codec
 from atoll.collectives.planning.network_model import Network, measured, uniform
 from atoll.peer.links.messages import StreamPlan
-from atoll.peer.links.planning import (
+from atoll.peer.links.planner import (
     CHANGE,
     LOSSY_SLACK,
     PACED_BYTES_PER_S_MAX,

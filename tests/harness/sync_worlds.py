@@ -1,8 +1,8 @@
-"""Beginnings and ends of the simulated catch-ups of harness/donors.py."""
+"""Beginnings and ends of the simulated syncs of harness/donors.py."""
 
 from __future__ import annotations
 
-from atoll.peer.state_sync import events as ln
+from atoll.peer.state_sync import events as ev
 from harness.donors import Donor, History, World, goal_of, own_of
 
 
@@ -14,7 +14,7 @@ def history_of(rounds: int, chunks: int = 32, fragments: int = 1) -> History:
 
 
 def reached(world: World, history: History, number: int) -> bool:
-    return bool(world.done) and world.done[-1] == ln.Done(
+    return bool(world.done) and world.done[-1] == ev.Synced(
         number, history.chain(number), history.digest(number)
     )
 
@@ -22,7 +22,7 @@ def reached(world: World, history: History, number: int) -> bool:
 def begin(world: World, history: History, donors: list[Donor], own: int = 0) -> None:
     if own:
         world.own = history.states[own]
-    world.feed(ln.Aim(goal_of(history, donors), own_of(history, own) if own else ln.Own()))
+    world.feed(ev.SetGoal(goal_of(history, donors), own_of(history, own) if own else ev.OwnState()))
 
 
 def names(world: World, text: str) -> list[str]:

@@ -1,9 +1,20 @@
-"""Write and parse a checkpoint's manifest: its fields, plain text, tag and signature. Pure.
+"""Define every byte of a checkpoint's two files: its manifest, and the tensors of the state. Pure.
 
-JSON with sorted keys, one to a line; bytes are hexadecimal, ``blob`` is base64. A text that is not
-letter for letter what its fields give is refused, so that no byte can change unseen. ``tag`` is an
-HMAC under the run's secret over the text without tag and signature; ``signature`` is the writer's
-over the text with the tag.
+``manifest.json`` is JSON with sorted keys, one to a line; bytes are hexadecimal, ``blob`` is
+base64. A text that is not letter for letter what its fields give is refused, so that no byte can
+change unseen. ``tag`` is an HMAC under the run's secret over the text without tag and signature;
+``signature`` is the writer's over the text with the tag.
+
+``state.safetensors`` is in the safetensors format::
+
+    8 bytes     length of the header, little-endian
+    header      JSON, filled up with blanks to a multiple of 8
+    theta.*     the outer parameters in the order of the run's manifest: θ, float32, end to end
+    momentum.*  the same for the outer momentum
+    leaves      uint8[chunks, 32]: the digest of each chunk's parameters and momentum
+
+Nothing in it is chosen by the writer: who knows manifest, round and chain knows the header byte for
+byte and the length of the file. So a reader compares, and parses nothing that came from the file.
 """
 
 from __future__ import annotations
@@ -12,14 +23,17 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.errors import CheckpointError, ConfigError
+from atoll.collectives.merkle import LEAF_BYTES
+from atoll.optim.manifest import Manifest, Parameter
 from atoll.peer.membership.view import ANCESTORS_MAX, MEMBERS_MAX, Rules, short
 from atoll.peer.net.invite import check_run_name
 
@@ -35,6 +49,18 @@ VERSION_CHARACTERS_MAX = 64
 _NUMBERS_END = 1 << 63
 _HASH_FIELDS = ("lineage", "chain", "digest", "root", "file_sha256", "peer")
 _OTHER_FIX = "name another checkpoint; the one before is kept"
+LENGTH_BYTES = 8
+# 65,536 parameters, each named twice, with names of the usual length. (safetensors' own is 100 MB.)
+HEADER_BYTES_MAX = 16 << 20
+LEAVES = "leaves"
+# Always as many, so that a writer knows where all lies before it knows of which round it will be.
+ROUND_DIGITS = 12
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_CODES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64", "uint8": "U8"}
+_METADATA = "__metadata__"
+
+
+# ---------------------------------------------------------------- manifest.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +116,9 @@ class CheckpointManifest:
         return Rules(self.policy, self.on_lost, self.on_fork, self.min_trainers)
 
 
-def render(manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], bytes]) -> bytes:
+def render_manifest(
+    manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], bytes]
+) -> bytes:
     """Return the text of manifest.json; ``sign`` makes Ed25519 signatures of ``manifest.peer``."""
     document = _document(manifest, FORMAT_VERSION)
     document["tag"] = _tag(document, secret).hex()
@@ -98,10 +126,10 @@ def render(manifest: CheckpointManifest, secret: bytes, sign: Callable[[bytes], 
     return _text(document)
 
 
-def parse(
+def parse_manifest(
     raw: bytes, name: str, *, run: str | None = None, secret: bytes | None = None
 ) -> CheckpointManifest:
-    """Parse what ``render`` gives, from anyone; ``name`` is the checkpoint's, for messages.
+    """Parse what ``render_manifest`` gives, from anyone; ``name`` is the checkpoint's, for people.
 
     Raises CheckpointError: not a manifest, of a newer format, unsigned, changed since it was
     signed, of another run than ``run`` (if given) or of one with another ``secret`` (if given).
@@ -268,3 +296,114 @@ _PARSE: dict[str, Callable[[object], object]] = {
     "tuple[bytes, ...]": _hashes,
     "blob": lambda value: base64.b64decode(_text_of(value), validate=True),
 }
+
+
+# ---------------------------------------------------------------- state.safetensors
+
+
+class ChunkPlace(NamedTuple):
+    """Say where one chunk lies in the file: ``nbytes`` of parameters and as many of momentum."""
+
+    theta_at: int
+    momentum_at: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayout:
+    """Describe the layout of a state file.
+
+    ``prefix`` is the length and the header; offsets are from the start of the file.
+    """
+
+    manifest: Manifest
+    grid: ChunkGrid
+    prefix: bytes
+
+    @classmethod
+    def of(cls, manifest: Manifest, round_number: int, chain: bytes) -> StateLayout:
+        """Return the layout of a model's state after one round.
+
+        Raises CheckpointError for a model with so many names that the header has no room for them.
+        """
+        grid = manifest.grid
+        tensors = [
+            (f"{part}.{p.name}", "float32", p.shape, 4 * p.size)
+            for part in ("theta", "momentum")
+            for p in manifest.parameters
+        ]
+        tensors.append((LEAVES, "uint8", (grid.count, LEAF_BYTES), LEAF_BYTES * grid.count))
+        metadata = {"round": f"{round_number:0{ROUND_DIGITS}d}", "chain": chain.hex()}
+        return cls(manifest, grid, header_bytes(tensors, metadata))
+
+    @property
+    def leaves_at(self) -> int:
+        return len(self.prefix) + 8 * self.grid.total
+
+    @property
+    def total_bytes(self) -> int:
+        return self.leaves_at + LEAF_BYTES * self.grid.count
+
+    def theta_at(self, element: int) -> int:
+        return len(self.prefix) + 4 * element
+
+    def place(self, chunk: int) -> ChunkPlace:
+        lo, hi = self.grid.bounds(chunk)
+        return ChunkPlace(self.theta_at(lo), self.theta_at(self.grid.total + lo), 4 * (hi - lo))
+
+    def describe(self, chunk: int) -> str:
+        """Name a chunk and the parameters that lie in it, for people: ``chunk 3 (w1, w2)``."""
+        lo, hi = self.grid.bounds(chunk)
+        names = [name for name, (a, b) in self.manifest.offsets.items() if max(a, lo) < min(b, hi)]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f"chunk {chunk} ({', '.join(names[:3])}{more})"
+
+
+def header_bytes(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: dict[str, str]
+) -> bytes:
+    """Return the start of a safetensors file of ``tensors``, which lie end to end.
+
+    Each is (name, dtype, shape, bytes). Raises CheckpointError for two of one name, and for more
+    names than the header has room for.
+    """
+    entries: dict[str, object] = {_METADATA: metadata}
+    end = 0
+    for name, dtype, shape, nbytes in tensors:
+        if name in entries:
+            raise CheckpointError(f"no file can hold two tensors that are called {name}")
+        offsets = [end, end + nbytes]
+        entries[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": offsets}
+        end += nbytes
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > HEADER_BYTES_MAX:
+        raise CheckpointError(
+            f"the names of {len(entries)} tensors take {len(text):,} bytes, a checkpoint's header"
+            f" has room for {HEADER_BYTES_MAX:,}",
+            fix="train a model with fewer or shorter parameter names",
+        )
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def export_order(manifest: Manifest) -> list[Parameter]:
+    """Return the parameters in the order of an export: wide dtypes first, then by name.
+
+    So every tensor is aligned to its own dtype, as torch needs.
+    """
+    return sorted(
+        (p for p in manifest.parameters if not p.is_padding),
+        key=lambda p: (-DTYPE_BYTES[p.dtype], p.name),
+    )
+
+
+def export_header(manifest: Manifest, round_number: int) -> bytes:
+    """Return the start of a file with the run's parameters, in their own dtypes.
+
+    They come in ``export_order``.
+    """
+    tensors = (
+        (p.name, p.dtype, p.shape, DTYPE_BYTES[p.dtype] * p.size) for p in export_order(manifest)
+    )
+    # transformers reads no file that does not say which framework it is for: pt is PyTorch.
+    return header_bytes(tensors, {"format": "pt", "round": str(round_number)})

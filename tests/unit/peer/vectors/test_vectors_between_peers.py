@@ -23,13 +23,13 @@ from atoll.collectives.errors import (
 )
 from atoll.peer.membership.view import short
 from atoll.peer.net.identity import Home
-from atoll.peer.state_sync import result_client as fetcher_module
-from atoll.peer.state_sync.incoming import TransferKind
+from atoll.peer.streams import transfers
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet, Streams
 from atoll.peer.streams.router import Router
-from atoll.peer.vectors import client as fetches_module
-from atoll.peer.vectors.client import FETCHES_MAX, Fetches, VectorFetch
+from atoll.peer.streams.transfers import TransferKind
+from atoll.peer.vectors import client as client_module
+from atoll.peer.vectors.client import FETCHES_MAX, VectorClient, VectorFetch
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
 from atoll.peer.vectors.server import VectorServer
 
@@ -57,7 +57,7 @@ class Site:
         self.router = Router(lambda peer, why: None)
         self.streams = Streams(self.host, self.router)
         self.server = VectorServer(self.host, self.streams, lambda: self.trains, self.logs.append)
-        self.fetches = Fetches(self.me, self.host, self.router.copies, self.server.store)
+        self.fetches = VectorClient(self.me, self.host, self.router.copies, self.server.store)
 
     def _on_message(self, peer: bytes, message: object) -> None:
         self.heard.append(message)
@@ -233,8 +233,8 @@ def test_frames_that_cannot_be_are_an_error_that_names_the_peer(tmp_path: Path, 
 def test_a_peer_that_says_it_follows_and_sends_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher_module, "STALL_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(fetches_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(transfers, "STALL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(client_module, "ANSWER_S", 0.3)
 
     async def scenario(a: Site, b: Site) -> None:
         a.answers = lambda peer, ask: None
