@@ -71,7 +71,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "bytes": {
             "sent": host.counts.sent,
             "received": host.counts.received,
-            "sent_again": executor.reducer.jobs.again_bytes,
+            "sent_again": executor.attempts.again_bytes,
         },
         "streams": streams.ciphers(),
         "layout": _layout(daemon),
@@ -90,7 +90,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
 
 def _layout(daemon: Daemon) -> str:
     """Say which layout the last round that this peer took part in had, and why it was that."""
-    layout = daemon.executor.reducer.layout
+    layout = daemon.executor.layout
     return (plain(layout.why) or layout.kind) if layout is not None else ""
 
 

@@ -77,9 +77,9 @@ class Site:
         elif isinstance(message, FetchResult):
             self.executor.donor.on_message(peer, message)
         elif isinstance(message, FetchKept):
-            self.executor.reducer.kept_server.on_fetch_kept(peer, message)
+            self.executor.kept_server.on_fetch_kept(peer, message)
         else:
-            self.executor.reducer.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
+            self.executor.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
 
     async def close(self) -> None:
         self.task.cancel()

@@ -111,7 +111,7 @@ def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
         table = daemon._message_table()  # raises if two components take one message
         ours = {n: kind for n, kind in registered().items() if kind.__module__.startswith("atoll.")}
         untaken = {name for name, kind in ours.items() if kind not in table}
-        assert table[ResultHead] == daemon.executor.reducer.fetcher.on_head
+        assert table[ResultHead] == daemon.executor.fetcher.on_head
         assert untaken == {*ELSEWHERE.split(), *PARTS_OF_MESSAGES.split()}
 
     with_daemon(tmp_path / "a", look)
