@@ -14,7 +14,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.audit.manager import AuditManager
 from atoll.peer.audit.statements import AuditMessage
-from atoll.peer.daemon.keys import HomeSigner
+from atoll.peer.daemon.wiring import HomeSigner
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.membership.view import Member, View
