@@ -88,6 +88,8 @@ class StreamDialer(Protocol):
 
 
 class StripeId(NamedTuple):
+    """Name a stream on which this side sends; the first to a peer is number 0."""
+
     peer: bytes
     number: int
 

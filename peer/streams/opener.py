@@ -86,7 +86,7 @@ class _Detour(NamedTuple):
 
 
 class ControlLinks(Protocol):
-    """The control links of a daemon, as far as data streams need them."""
+    """Serve whoever opens data streams with the control links of a daemon."""
 
     @property
     def counts(self) -> ByteCounts: ...
@@ -265,8 +265,8 @@ class StreamOpener:
         if isinstance(msg, StreamAsked):
             self._links.send(link.peer_id, self._answer(link, msg))
         elif question is not None and question.peer == link.peer_id:  # else it comes too late
-            said = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
-            question.end(said)
+            answer = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
+            question.end(answer)
         return True
 
     def _answer(self, link: ControlLink, asked: StreamAsked) -> StreamGranted | StreamDenied:

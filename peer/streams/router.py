@@ -43,6 +43,8 @@ class KeptFrames(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    """Keep where the frames of one attempt go; ``index``: its participants by position."""
+
     begin: Begin
     reduction: Reduction
     kept: KeptFrames
