@@ -15,23 +15,24 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
-from atoll.collectives.planning.pacing import is_open, stripe_pace
-from atoll.collectives.schedule.plan import STREAMS_MAX
+from atoll.collectives.planning.pacing import (is_open)
+from atoll.collectives.planning.pacing import (stripe_pace)
+from atoll.collectives.schedule.plan import (STREAMS_MAX)
+from atoll.collectives.engine.send import (Receipt)
 from atoll.collectives.threads import worker
-from atoll.peer.links.messages import PROBE
+from atoll.peer.links.messages import (PROBE)
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
-from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.streams.transfers import (TransferKind)
 from atoll.peer.streams.congestion import suited
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.streams.sealed import RECORD_BYTES_MAX
 from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream
-from atoll.peer.streams.transfers import TransferKind
 
 # Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
 DRAIN_BYTES = RECORD_BYTES_MAX
@@ -73,7 +74,23 @@ class FrameSink(Protocol):
         """Expect no more frames from this peer, before it opens a stream again."""
 
 
+class StreamDialer(Protocol):
+    """Open streams to linked peers (net/connections.py)."""
+
+    @property
+    def bbr(self) -> bool:
+        """Return whether losses need not slow what this side sends: see Congestion."""
+
+    def link_peers(self) -> Collection[bytes]:
+        """Return the peers with a control link."""
+
+    async def open_data(self, peer: bytes, address: str, /) -> DataStream:
+        """Open a stream on which this side sends. Raises ConnectError."""
+
+
 class StripeId(NamedTuple):
+    """Name a stream on which this side sends; the first to a peer is number 0."""
+
     peer: bytes
     number: int
 
@@ -121,7 +138,7 @@ class Streams:
     Lives in the event loop; only reader threads and senders run elsewhere.
     """
 
-    def __init__(self, host: ConnectionManager, sink: FrameSink) -> None:
+    def __init__(self, host: StreamDialer, sink: FrameSink) -> None:
         self._host = host
         self._sink = sink
         self._addresses: dict[bytes, str] = {}

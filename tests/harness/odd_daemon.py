@@ -80,7 +80,7 @@ class CommitsTwice(Liar):
     round = 0
 
     def _lie(self, peer: bytes, message: object) -> ms.Commit | None:
-        others = [p for p in self.node.view.peers if p != self.home.peer_id]
+        others = [p for p in self.node.view.peers if p != self.node.me.peer]
         if not isinstance(message, ms.Commit) or peer != others[0] or message.round != self.round:
             return None
         return replace(message, chain=hashlib.sha256(message.chain).digest())
@@ -122,8 +122,8 @@ class Fragmented(daemon.Daemon):
         spec = RunSpec(sync_every=1, fragments=self.fragments, rounds_in_flight=in_flight)
         self._blob = blob(spec, Manifest.of([Parameter("w", (ELEMENTS,))]))
         self._region = np.ones(ELEMENTS, np.float32)
-        self._target = np.float32(self.home.peer_id[0] / 64)
-        self.trainers.tell = self._told
+        self._target = np.float32(self.node.me.peer[0] / 64)
+        self.parts.trainers.tell = self._told
         self._loop.call_later(LOOK_S, self._attach)
 
     def _attach(self) -> None:
@@ -131,7 +131,7 @@ class Fragmented(daemon.Daemon):
         if view is None or len(view.members) < self.members or own.unsynced or own.offer:
             pass
         elif own.round == 0:
-            self.executor.inputs = self._region
+            self.executor.replica.inputs = self._region
             self.feed(ev.Offered(self._blob))
         elif state is not None and state.round == own.round:
             self.feed(ev.Attached())
@@ -155,7 +155,7 @@ class Fragmented(daemon.Daemon):
         first, end = chunk_range(fragment, self.fragments, state.grid.count)
         part = slice(state.grid.bounds(first)[0], state.grid.bounds(end - 1)[1])
         self._region[part] = state.theta[part] * np.float32(0.9) + self._target * np.float32(0.1)
-        self.executor.inputs = self._region
+        self.executor.replica.inputs = self._region
         self.feed(ev.Submitted(own.round, own.epoch, 1.0, fragment))
 
     def feed(self, event: ev.Event) -> None:

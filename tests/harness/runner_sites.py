@@ -14,7 +14,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.audit.manager import AuditManager
 from atoll.peer.audit.statements import AuditMessage
-from atoll.peer.daemon.keys import HomeSigner
+from atoll.peer.daemon.wiring import HomeSigner
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.membership.view import Member, View
@@ -77,9 +77,9 @@ class Site:
         elif isinstance(message, FetchResult):
             self.executor.donor.on_message(peer, message)
         elif isinstance(message, FetchKept):
-            self.executor.reducer.kept_server.on_fetch_kept(peer, message)
+            self.executor.kept_server.on_fetch_kept(peer, message)
         else:
-            self.executor.reducer.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
+            self.executor.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
 
     async def close(self) -> None:
         self.task.cancel()
@@ -105,8 +105,8 @@ class Site:
 
     @property
     def inputs(self) -> np.ndarray:
-        assert self.executor.inputs is not None
-        return self.executor.inputs
+        assert self.executor.replica.inputs is not None
+        return self.executor.replica.inputs
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -177,7 +177,7 @@ def prepare(
         state = ReplicatedState(packed)
         initialise(state, theta)
         site.executor.state = state
-        site.executor.inputs = theta + np.float32(i + 1)
+        site.executor.replica.inputs = theta + np.float32(i + 1)
 
 
 def by_hand(sites: list[Site], begin: Begin, state: ReplicatedState) -> np.ndarray:
