@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
 from atoll.optim.manifest import Manifest
-from atoll.optim.run_spec import (FROZEN, RunSpec, check_collectives, check_same, parse_blob)
+from atoll.optim.run_spec import FROZEN, RunSpec, check_collectives, check_same, parse_blob
 from atoll.peer.client.shared_memory import Region, send_region
 from atoll.peer.daemon.ipc_server import Handler, IpcServer
 from atoll.peer.daemon.trainer_async import AsyncSubmissions

@@ -29,7 +29,7 @@ from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.executor import RoundExecutor
-from atoll.peer.vectors.server import (VectorService)
+from atoll.peer.vectors.server import VectorService
 
 
 class Components:

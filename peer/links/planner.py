@@ -37,7 +37,7 @@ from atoll.peer.links.messages import StreamPlan
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Advised, Layout
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import short
-from atoll.peer.rounds.attempt_run import (Replica)
+from atoll.peer.rounds.attempt_run import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
 LOOK_S = 1.0  # between two looks whether the plan still suits

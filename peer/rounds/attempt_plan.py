@@ -22,7 +22,7 @@ from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.collectives.robust import RobustRule
-from atoll.optim.run_spec import (RunSpec, parse_blob, rule_key, shard_chunks_max)
+from atoll.optim.run_spec import RunSpec, parse_blob, rule_key, shard_chunks_max
 from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.kept_chunks import Kept, parse_kept
 from atoll.peer.membership.messages import Begin

@@ -24,11 +24,10 @@ import numpy as np
 
 from atoll.collectives import ReducePlan, Reduction, RoundResult
 from atoll.collectives.codecs import F32, U8, Gathered
-from atoll.collectives.feedback import (Compensated)
+from atoll.collectives.engine.send import Outlet, Receipt
 from atoll.collectives.errors import AtollError, RemoteProtocolError
+from atoll.collectives.feedback import Compensated
 from atoll.collectives.robust import RobustRule
-from atoll.collectives.engine.send import (Outlet)
-from atoll.collectives.engine.send import (Receipt)
 from atoll.peer.audit.manager import AuditedAttempt, AuditManager
 from atoll.peer.audit.parts import encoded_parts
 from atoll.peer.audit.terms import AuditTerms

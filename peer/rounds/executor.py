@@ -37,8 +37,7 @@ from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.chunk_cache import ChunkCache
-from atoll.peer.state_sync.client import SyncClient
-from atoll.peer.state_sync.client import ResultFetcher
+from atoll.peer.state_sync.client import ResultFetcher, SyncClient
 from atoll.peer.state_sync.server import SyncServer
 from atoll.peer.streams.manager import Streams, reason_of
 from atoll.peer.streams.router import Router

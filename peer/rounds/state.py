@@ -24,11 +24,10 @@ from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import MerkleTree
-from atoll.optim.pseudo_gradient import (delta_source)
-from atoll.optim.manifest import (fragment_grid)
-from atoll.optim.manifest import Manifest
-from atoll.optim.outer_step import (OuterStep, Pair)
-from atoll.optim.run_spec import (RunSpec, parse_blob)
+from atoll.optim.manifest import Manifest, fragment_grid
+from atoll.optim.outer_step import OuterStep, Pair
+from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.run_spec import RunSpec, parse_blob
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
 

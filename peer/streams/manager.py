@@ -19,20 +19,19 @@ from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
-from atoll.collectives.planning.pacing import (is_open)
-from atoll.collectives.planning.pacing import (stripe_pace)
-from atoll.collectives.schedule.plan import (STREAMS_MAX)
-from atoll.collectives.engine.send import (Receipt)
+from atoll.collectives.planning.pacing import is_open, stripe_pace
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.threads import worker
-from atoll.peer.links.messages import (PROBE)
+from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
-from atoll.peer.streams.transfers import (TransferKind)
 from atoll.peer.streams.congestion import suited
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.streams.sealed import RECORD_BYTES_MAX
 from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream
+from atoll.peer.streams.transfers import TransferKind
 
 # Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
 DRAIN_BYTES = RECORD_BYTES_MAX

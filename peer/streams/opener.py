@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
-from atoll.collectives.schedule.plan import (STREAMS_MAX)
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.dial import Dial

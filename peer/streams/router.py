@@ -15,11 +15,11 @@ from typing import Protocol
 
 from atoll.collectives import Frame, FrameKind, Reduction
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.links.messages import (PROBE, check_probe)
+from atoll.peer.links.messages import PROBE, check_probe
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import short
-from atoll.peer.streams.transfers import Transfers
 from atoll.peer.streams.frames import KEPT, DataHeader
+from atoll.peer.streams.transfers import Transfers
 
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
