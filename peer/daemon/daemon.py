@@ -20,9 +20,6 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.collectives.threads import workers
-from atoll.peer.audit.ban_list import AboutBans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AuditMessage
 from atoll.peer.authority.messages import AboutPasses
 from atoll.peer.daemon.admin_service import Commands
 from atoll.peer.daemon.event_log import EventLog, RoundLines
@@ -65,6 +62,9 @@ from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.streams.stream import DataStream
 from atoll.peer.vectors.messages import AboutVectors
+from atoll.peer.verify.ban_list import AboutBans
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statements import AuditMessage
 
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it

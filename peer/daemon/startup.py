@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.native import say_once
 from atoll.collectives.units import duration
-from atoll.peer.audit.admission_chain import AdmissionChain
-from atoll.peer.audit.ban_list import BanList
-from atoll.peer.audit.manager import AuditManager
 from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
 from atoll.peer.authority.ledger import Ledger
 from atoll.peer.checkpoint.schedule import Checkpointer
@@ -27,6 +24,9 @@ from atoll.peer.membership.phase import Phase
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
 from atoll.peer.vectors.service import VectorService
+from atoll.peer.verify.admission_chain import AdmissionChain
+from atoll.peer.verify.ban_list import BanList
+from atoll.peer.verify.manager import AuditManager
 
 if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.units import count, duration, listed, rate, size
-from atoll.peer.audit.admission_chain import describe_bans
 from atoll.peer.authority.standing import describe
 from atoll.peer.links.link_table import LOSS_SHOWN
 from atoll.peer.membership.eligibility import trainers_needed
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import NO_TERMS, rounds_left
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
+from atoll.peer.verify.admission_chain import describe_bans
 
 if TYPE_CHECKING:
     from atoll.peer.daemon.daemon import Daemon

@@ -27,8 +27,6 @@ from atoll.collectives.codecs import F32, Decoder, Gathered
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
 from atoll.optim.spec import parse_blob, rule_key
-from atoll.peer.audit.manager import AuditedAttempt
-from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.kept_chunks import Kept, parse_kept
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.audit_terms import terms_of
@@ -36,6 +34,8 @@ from atoll.peer.rounds.entries import INIT, STEP, EntryHead, entry_root
 from atoll.peer.rounds.resend_stats import SentPayload
 from atoll.peer.rounds.salvage import KeptCopy
 from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.verify.manager import AuditedAttempt
+from atoll.peer.verify.terms import AuditTerms
 
 
 @dataclass(slots=True)

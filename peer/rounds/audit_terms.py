@@ -1,6 +1,6 @@
 """Work out the terms of an audited attempt from its BEGIN and the run's specification.
 
-What the terms are: peer/audit/terms.py.
+What the terms are: peer/verify/terms.py.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from atoll.collectives import ChunkGrid
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import RunSpec, shard_chunks_max
-from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.entries import STEP
+from atoll.peer.verify.terms import AuditTerms
 
 
 def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:

@@ -14,11 +14,11 @@ from typing import Any
 from atoll.collectives import ReducePlan
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
-from atoll.peer.audit.manager import AuditManager
-from atoll.peer.audit.parts import encoded_parts
-from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.attempt_table import AttemptRun
+from atoll.peer.verify.manager import AuditManager
+from atoll.peer.verify.parts import encoded_parts
+from atoll.peer.verify.terms import AuditTerms
 
 
 class AuditedAttempts:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from atoll.collectives.errors import CodecError, DivergedError
 from atoll.collectives.units import size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
-from atoll.peer.audit.manager import AuditManager
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
@@ -40,6 +39,7 @@ from atoll.peer.state_sync.client import SyncClient
 from atoll.peer.state_sync.server import Donor
 from atoll.peer.streams.manager import Streams
 from atoll.peer.streams.router import Router
+from atoll.peer.verify.manager import AuditManager
 
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout, ReducePlan, Reduction, RoundResult
 from atoll.collectives.errors import AtollError
-from atoll.peer.audit.manager import AuditManager
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.messages import Begin
@@ -39,6 +38,7 @@ from atoll.peer.rounds.salvage import (
 from atoll.peer.state_sync.result_client import Fetcher
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 from atoll.peer.streams.router import Router
+from atoll.peer.verify.manager import AuditManager
 
 U8 = NDArray[np.uint8]
 # Twice this at most without a chunk of 1 MiB: it comes at less than 1 Mbit/s, or not at all.

@@ -38,14 +38,14 @@ from atoll.collectives.mean_parts import Sums
 from atoll.optim.fragments import chunk_range
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.manager import AuditedAttempt
-from atoll.peer.audit.statements import Check, SignedStatement, StatementPhase, body_of
 from atoll.peer.cli import main as cli
 from atoll.peer.daemon import daemon
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
+from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify.manager import AuditedAttempt
+from atoll.peer.verify.statements import Check, SignedStatement, StatementPhase, body_of
 
 ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
 DIE_S = 0.005  # after the second of several rounds has begun: both are on their way then

@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.bans import Bans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.steps import AuditStep
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify.bans import Bans
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.steps import AuditStep
+from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Liar
 
 __all__ = ["Peer", "array"]

@@ -1,9 +1,9 @@
 """Audited attempts under a virtual clock: of honest participants, and of some that lie.
 
 A seed gives the number of participants, who of them lies and how, the rule, the codec, the delays
-and the pauses. The decisions and the arithmetic are those that ship (peer/audit/); what is replaced
-is the network and the reduction, whose owners compute with the same functions. Attempts follow each
-other, without those that were banned or named, until one passes.
+and the pauses. The decisions and the arithmetic are those that ship (peer/verify/); what is
+replaced is the network and the reduction, whose owners compute with the same functions. Attempts
+follow each other, without those that were banned or named, until one passes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
-from atoll.peer.audit import effects as mc
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.ban_list import WORD_S
-from atoll.peer.audit.bans import Ban, Bans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AskPart, AskStatement, DisclosedPiece, SignedStatement
-from atoll.peer.audit.steps import AuditStep
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.membership.view import short
+from atoll.peer.verify import effects as mc
+from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify.ban_list import WORD_S
+from atoll.peer.verify.bans import Ban, Bans
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statements import AskPart, AskStatement, DisclosedPiece, SignedStatement
+from atoll.peer.verify.steps import AuditStep
+from atoll.peer.verify.terms import AuditTerms
+from atoll.peer.verify.verifying import verify_evidence
 from simulation.audit_options import Options, expand, keys
 from simulation.audit_peer import Peer, array
 from simulation.audit_sums import gram_of, matrix_of

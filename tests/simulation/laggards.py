@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.audit.machine import SILENCE_S
-from atoll.peer.audit.statements import StatementPhase
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.machine import SILENCE_S
+from atoll.peer.verify.statements import StatementPhase
+from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Lies
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.statements import (
     Check,
     Commitment,
     DisclosedPiece,
@@ -24,7 +24,7 @@ from atoll.peer.audit.statements import (
     Verdict,
     body_of,
 )
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.terms import AuditTerms
 from simulation.framers import Babbler, Framer
 from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.laggards import Replayer, Slow, SlowReader

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.peer.audit import arithmetic, auditor, inbox, judge, machine
+from atoll.peer.verify import arithmetic, auditor, inbox, judge, machine
 from simulation.audits import run
 
 SEEDS = 200

@@ -13,7 +13,6 @@ from harness.golden_bytes import FRAMES
 
 from atoll.collectives.schedule import FrameKind
 from atoll.optim.spec import RunSpec, blob, parse_blob
-from atoll.peer.audit.evidence import parse_evidence
 from atoll.peer.authority.grants import Credential, Grant
 from atoll.peer.authority.revocations import Revocations
 from atoll.peer.checkpoint.manifest import parse
@@ -21,6 +20,7 @@ from atoll.peer.net.invite import Invite
 from atoll.peer.net.wire import decode, encode, registered
 from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.streams.frames import unpack_header
+from atoll.peer.verify.evidence import parse_evidence
 
 CASES = [(name, variant) for name in samples.names() for variant in samples.VARIANTS]
 

@@ -17,7 +17,14 @@ from atoll.collectives.robust import get_rule
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob, shard_chunks_max
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
-from atoll.peer.audit.statements import (
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
+from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
+from atoll.peer.rounds.audit_terms import terms_of
+from atoll.peer.rounds.entries import INIT, STEP
+from atoll.peer.verify.statements import (
     Check,
     Commitment,
     Resultant,
@@ -27,13 +34,6 @@ from atoll.peer.audit.statements import (
     StatementPhase,
     Verdict,
 )
-from atoll.peer.membership import events as ev
-from atoll.peer.membership.kept_chunks import Kept, pack_kept
-from atoll.peer.membership.layout import Layout
-from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
-from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
-from atoll.peer.rounds.audit_terms import terms_of
-from atoll.peer.rounds.entries import INIT, STEP
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32

@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.collectives.errors import EvidenceError, RemoteProtocolError
-from atoll.peer.audit.statements import IN_ORDER, SignedStatement
-from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.view import PeerId
 from atoll.peer.net.wire import Within, decode, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
+from atoll.peer.verify.statements import IN_ORDER, SignedStatement
+from atoll.peer.verify.terms import AuditTerms
 
 # All parts of one chunk, in float32 (1 MiB each), of as many as may take part, and their words.
 EVIDENCE_BYTES_MAX: Final = 80 * 1024 * 1024

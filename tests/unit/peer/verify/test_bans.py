@@ -8,11 +8,11 @@ import pytest
 from harness.convicts import LIES, left_behind
 
 from atoll.collectives.errors import EvidenceError
-from atoll.peer.audit import bans as module
-from atoll.peer.audit.admission_chain import describe_bans
-from atoll.peer.audit.bans import Bans
-from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.membership.view import short
+from atoll.peer.verify import bans as module
+from atoll.peer.verify.admission_chain import describe_bans
+from atoll.peer.verify.bans import Bans
+from atoll.peer.verify.verifying import verify_evidence
 
 ME = b"m" * 32
 MEMBERS = [ME, *(bytes([n]) * 32 for n in range(1, 5))]

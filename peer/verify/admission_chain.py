@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.peer.audit.ban_list import BanList
 from atoll.peer.authority.guard import OpenAdmission
 from atoll.peer.authority.messages import AboutPasses
 from atoll.peer.net.hello import Hello
+from atoll.peer.verify.ban_list import BanList
 
 SHOWN_MAX = 20  # bans in `atoll status`; --json has more
 

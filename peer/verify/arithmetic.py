@@ -30,10 +30,10 @@ from atoll.collectives.audit.sketch import SKETCH_WIDTH, distance, sign_bits, sk
 from atoll.collectives.codecs import F32, U8, Codec
 from atoll.collectives.errors import CodecError
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, unpacked_gram
-from atoll.peer.audit.bodies import shard_gram
-from atoll.peer.audit.numbers import ResultNumbers
-from atoll.peer.audit.statements import Check, Resultant
-from atoll.peer.audit.terms import ReductionTerms
+from atoll.peer.verify.bodies import shard_gram
+from atoll.peer.verify.numbers import ResultNumbers
+from atoll.peer.verify.statements import Check, Resultant
+from atoll.peer.verify.terms import ReductionTerms
 
 # The last digits depend on the processor: sums in float64 and a few iterations. A choice of vectors
 # is all or nothing, and coefficients of many peers are a sixty-fourth or more.

@@ -22,16 +22,16 @@ from atoll.collectives.errors import SessionError
 from atoll.optim.contribution import delta_source
 from atoll.optim.manifest import Manifest, rounded_to_working
 from atoll.optim.spec import RunSpec
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.effects import TellParticipants
-from atoll.peer.audit.parts import encoded_parts
-from atoll.peer.audit.statements import Commitment, Judgement, SignedStatement
-from atoll.peer.audit.steps import AuditStep
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.validation import Validations, ValidationTask
 from atoll.peer.daemon.ports import AuditPort
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import short
+from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify.effects import TellParticipants
+from atoll.peer.verify.parts import encoded_parts
+from atoll.peer.verify.statements import Commitment, Judgement, SignedStatement
+from atoll.peer.verify.steps import AuditStep
+from atoll.peer.verify.terms import AuditTerms
+from atoll.peer.verify.validation import Validations, ValidationTask
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.evidence import Shown
-from atoll.peer.audit.statements import PIECE_BYTES, AskPart, DisclosedPiece
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.evidence import Shown
+from atoll.peer.verify.statements import PIECE_BYTES, AskPart, DisclosedPiece
+from atoll.peer.verify.terms import AuditTerms
 
 OPENED_MAX: Final = 4096  # pieces that are sent to one participant; an honest one needs fewer
 ASKS_MAX: Final = 64  # of one participant that wait for their time; an honest one has one

@@ -19,8 +19,8 @@ from atoll.collectives.audit.bounds import error_bounds
 from atoll.collectives.audit.sketch import F64, distance, sign_bits, sketch
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import CodecError
-from atoll.peer.audit.statements import Check
-from atoll.peer.audit.terms import ReductionTerms
+from atoll.peer.verify.statements import Check
+from atoll.peer.verify.terms import ReductionTerms
 
 # Chunks that a thread looks at for one that it brings: more than come, so that none are left over
 # for long, and few, as its stream waits meanwhile.

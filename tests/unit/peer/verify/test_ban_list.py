@@ -15,11 +15,11 @@ from harness.convicts import left_behind, suspects
 from harness.loops import run_to_rest
 
 from atoll.collectives.errors import AtollError, BannedError
-from atoll.peer.audit import ban_list
-from atoll.peer.audit.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
-from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.view import Banned
+from atoll.peer.verify import ban_list
+from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
+from atoll.peer.verify.verifying import verify_evidence
 
 
 class Site:

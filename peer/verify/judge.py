@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.arithmetic import (
+from atoll.peer.verify.arithmetic import (
     gram_fits,
     matrix_fits,
     part_numbers,
     recomputed_digest,
 )
-from atoll.peer.audit.bodies import told_numbers
-from atoll.peer.audit.evidence import Evidence, Shown
-from atoll.peer.audit.inbox import Inbox
-from atoll.peer.audit.statements import SignedStatement, StatementPhase
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.bodies import told_numbers
+from atoll.peer.verify.evidence import Evidence, Shown
+from atoll.peer.verify.inbox import Inbox
+from atoll.peer.verify.statements import SignedStatement, StatementPhase
+from atoll.peer.verify.terms import AuditTerms
 
 
 def accusations(

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from atoll.collectives.errors import AddressFullError
-from atoll.peer.audit.admission_chain import AdmissionChain
-from atoll.peer.audit.ban_list import BanList
 from atoll.peer.authority.guard import OpenAdmission
 from atoll.peer.net.connection_limits import MEMBERS_PER_ADDRESS_MAX
+from atoll.peer.verify.admission_chain import AdmissionChain
+from atoll.peer.verify.ban_list import BanList
 
 
 def test_nothing_of_a_guard_is_left_to_its_base() -> None:

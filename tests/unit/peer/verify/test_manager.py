@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 from simulation.audit_options import Key
 
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.manager import AuditedAttempt, AuditManager
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.manager import AuditedAttempt, AuditManager
+from atoll.peer.verify.statements import (
     AskPart,
     AskStatement,
     SignedStatement,
     Statement,
     StatementPhase,
 )
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.terms import AuditTerms
 
 rng = random.Random(3)
 KEYS = sorted((Key(rng) for _ in range(3)), key=lambda key: key.me)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.collectives.audit.checks import suspicious
-from atoll.peer.audit import arithmetic
-from atoll.peer.audit.arithmetic import DOUBTED_MAX, _chosen
-from atoll.peer.audit.numbers import ResultNumbers
-from atoll.peer.audit.statements import Check, Resultant
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify import arithmetic
+from atoll.peer.verify.arithmetic import DOUBTED_MAX, _chosen
+from atoll.peer.verify.numbers import ResultNumbers
+from atoll.peer.verify.statements import Check, Resultant
+from atoll.peer.verify.terms import AuditTerms
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
 SEED = b"s" * 32

@@ -10,10 +10,10 @@ import pytest
 from atoll.collectives.audit.bounds import error_bounds
 from atoll.collectives.audit.sketch import distance, sign_bits, sketch
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.arithmetic import part_numbers
-from atoll.peer.audit.bodies import told_numbers
-from atoll.peer.audit.numbers import Numbers
-from atoll.peer.audit.terms import AuditTerms, ReductionTerms
+from atoll.peer.verify.arithmetic import part_numbers
+from atoll.peer.verify.bodies import told_numbers
+from atoll.peer.verify.numbers import Numbers
+from atoll.peer.verify.terms import AuditTerms, ReductionTerms
 
 PEERS = tuple(bytes([n]) * 32 for n in range(3))
 SEED = b"s" * 32

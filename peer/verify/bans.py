@@ -15,10 +15,10 @@ from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding
-from atoll.peer.audit.statements import SignedStatement
-from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.membership.view import short
+from atoll.peer.verify.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding
+from atoll.peer.verify.statements import SignedStatement
+from atoll.peer.verify.verifying import verify_evidence
 
 # Peers that can be banned; what is known of more is not kept. Four times the most of one view.
 BANS_MAX: Final = 4096

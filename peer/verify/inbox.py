@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.audit.bodies import body_fits, seed_of
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.bodies import body_fits, seed_of
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statements import (
     IN_ORDER,
     ONCE,
     Check,
@@ -24,7 +24,7 @@ from atoll.peer.audit.statements import (
     draw_of,
     heard_of,
 )
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.terms import AuditTerms
 
 
 class Inbox:

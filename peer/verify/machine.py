@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from atoll.collectives.robust.gram import InnerProducts
-from atoll.peer.audit.bodies import shard_gram
-from atoll.peer.audit.effects import AuditFailed, Convicted, Effect, Need, Passed, TellParticipants
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.inbox import Inbox
-from atoll.peer.audit.statements import (
+from atoll.peer.membership.signing import Signer
+from atoll.peer.membership.view import short
+from atoll.peer.verify.bodies import shard_gram
+from atoll.peer.verify.effects import AuditFailed, Convicted, Effect, Need, Passed, TellParticipants
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.inbox import Inbox
+from atoll.peer.verify.statements import (
     IN_ORDER,
     AskStatement,
     Check,
@@ -30,10 +32,8 @@ from atoll.peer.audit.statements import (
     draw_of,
     said,
 )
-from atoll.peer.audit.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, AuditStep, Cause
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.membership.signing import Signer
-from atoll.peer.membership.view import short
+from atoll.peer.verify.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, AuditStep, Cause
+from atoll.peer.verify.terms import AuditTerms
 
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
 # A peer whose process has stopped is found dead within two seconds (membership/timing.py), and who

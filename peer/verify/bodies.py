@@ -10,7 +10,7 @@ import numpy as np
 
 from atoll.collectives.audit.sketch import SKETCH_WIDTH
 from atoll.collectives.robust.gram import packed_sum, unpacked_gram
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.statements import (
     Check,
     Commitment,
     Elimination,
@@ -21,7 +21,7 @@ from atoll.peer.audit.statements import (
     Withholding,
     body_of,
 )
-from atoll.peer.audit.terms import AuditTerms, ReductionTerms
+from atoll.peer.verify.terms import AuditTerms, ReductionTerms
 
 _F32: Final = np.dtype("<f4")
 _DIGEST_BYTES: Final = 32

@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32, U8
 from atoll.collectives.errors import LocalProtocolError
-from atoll.peer.audit.terms import ReductionTerms
+from atoll.peer.verify.terms import ReductionTerms
 
 
 def encoded_parts(work: ReductionTerms, source: Callable[[int, F32], None]) -> list[U8]:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from simulation.audit_options import Key
 from simulation.validations import CHEATS, Options, World
 
-from atoll.peer.audit.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.validation import WORDS_MAX, draw
+from atoll.peer.verify.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
+from atoll.peer.verify.terms import AuditTerms
+from atoll.peer.verify.validation import WORDS_MAX, draw
 
 SEED = bytes(range(32))
 

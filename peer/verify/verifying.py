@@ -16,15 +16,17 @@ from typing import Final, TypeVar
 
 from atoll.collectives.audit.commitment import opens
 from atoll.collectives.errors import AtollError, EvidenceError, RemoteProtocolError
-from atoll.peer.audit.arithmetic import (
+from atoll.peer.membership.signatures import verifies
+from atoll.peer.membership.view import plain, short
+from atoll.peer.verify.arithmetic import (
     gram_fits,
     matrix_fits,
     part_numbers,
     recomputed_digest,
 )
-from atoll.peer.audit.bodies import body_fits, seed_of, told_numbers
-from atoll.peer.audit.evidence import Evidence, Finding, Shown
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.bodies import body_fits, seed_of, told_numbers
+from atoll.peer.verify.evidence import Evidence, Finding, Shown
+from atoll.peer.verify.statements import (
     IN_ORDER,
     ONCE,
     Check,
@@ -42,8 +44,6 @@ from atoll.peer.audit.statements import (
     draw_of,
     heard_of,
 )
-from atoll.peer.membership.signatures import verifies
-from atoll.peer.membership.view import plain, short
 
 _T = TypeVar("_T")
 

@@ -14,9 +14,11 @@ from typing import Any, Final, TypeVar
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.robust.gram import InnerProducts
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.effects import AuditFailed, Convicted, Effect, Passed, TellParticipants
-from atoll.peer.audit.statements import (
+from atoll.peer.daemon.ports import AuditPort
+from atoll.peer.membership.signing import Signer
+from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify.effects import AuditFailed, Convicted, Effect, Passed, TellParticipants
+from atoll.peer.verify.statements import (
     AskPart,
     AskStatement,
     AuditMessage,
@@ -24,11 +26,9 @@ from atoll.peer.audit.statements import (
     SignedStatement,
     StatementPhase,
 )
-from atoll.peer.audit.steps import AuditStep
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.validating import Validating
-from atoll.peer.daemon.ports import AuditPort
-from atoll.peer.membership.signing import Signer
+from atoll.peer.verify.steps import AuditStep
+from atoll.peer.verify.terms import AuditTerms
+from atoll.peer.verify.validating import Validating
 
 T = TypeVar("T")
 TICK_S: Final = 0.25

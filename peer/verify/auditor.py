@@ -14,16 +14,16 @@ from typing import Final
 from atoll.collectives.audit.commitment import opening, opens, shard_roots
 from atoll.collectives.codecs import U8
 from atoll.collectives.merkle import merkle_root
-from atoll.peer.audit.arithmetic import doubted
-from atoll.peer.audit.evidence import Evidence, Shown
-from atoll.peer.audit.judge import accusations, settle
-from atoll.peer.audit.machine import SILENCE_S, Audit
-from atoll.peer.audit.numbers import Numbers, ResultNumbers
-from atoll.peer.audit.part_disclosure import PartDisclosure
-from atoll.peer.audit.parts import HeldParts
-from atoll.peer.audit.statements import Check, DisclosedPiece, StatementPhase
-from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.signing import Signer
+from atoll.peer.verify.arithmetic import doubted
+from atoll.peer.verify.evidence import Evidence, Shown
+from atoll.peer.verify.judge import accusations, settle
+from atoll.peer.verify.machine import SILENCE_S, Audit
+from atoll.peer.verify.numbers import Numbers, ResultNumbers
+from atoll.peer.verify.part_disclosure import PartDisclosure
+from atoll.peer.verify.parts import HeldParts
+from atoll.peer.verify.statements import Check, DisclosedPiece, StatementPhase
+from atoll.peer.verify.terms import AuditTerms
 
 # A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
 ELEMENTS_PER_S: Final = 10_000_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AskStatement, SignedStatement
-from atoll.peer.audit.steps import AuditStep
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statements import AskStatement, SignedStatement
+from atoll.peer.verify.steps import AuditStep
 
 
 @dataclass(frozen=True, slots=True)

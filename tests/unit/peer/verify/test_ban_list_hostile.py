@@ -16,13 +16,13 @@ from harness.loops import run_to_rest
 from simulation.audit_options import Key, keys
 from simulation.audits import World
 
-from atoll.peer.audit import ban_list
-from atoll.peer.audit.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import Elimination, StatementPhase, said
-from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.membership.view import Member, View
+from atoll.peer.verify import ban_list
+from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statements import Elimination, StatementPhase, said
+from atoll.peer.verify.verifying import verify_evidence
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
 

@@ -13,9 +13,9 @@ from simulation.audit_options import keys
 from simulation.audits import World
 
 from atoll.collectives.errors import EvidenceError
-from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
-from atoll.peer.audit.statements import IN_ORDER, Elimination, StatementPhase, Withholding, said
-from atoll.peer.audit.verifying import KINDS, verify_evidence
+from atoll.peer.verify.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
+from atoll.peer.verify.statements import IN_ORDER, Elimination, StatementPhase, Withholding, said
+from atoll.peer.verify.verifying import KINDS, verify_evidence
 
 ALL = [*LIES, "silent"]
 WEAK = ("withholding", "wrong part", "other steps", "false replay")

@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from atoll.peer.audit.statements import IN_ORDER, StatementPhase
+from atoll.peer.verify.statements import IN_ORDER, StatementPhase
 
 
 class AuditStep(Enum):

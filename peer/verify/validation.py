@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from atoll.collectives.errors import RemoteProtocolError
-from atoll.peer.audit.effects import Convicted, TellParticipants
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import (
+from atoll.peer.membership.signing import Signer
+from atoll.peer.verify.effects import Convicted, TellParticipants
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statements import (
     REPLAYED_BYTES_MAX,
     WHY_MAX,
     Judgement,
@@ -34,8 +35,7 @@ from atoll.peer.audit.statements import (
     body_of,
     said,
 )
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.membership.signing import Signer
+from atoll.peer.verify.terms import AuditTerms
 
 # Attempts that are remembered: a validator waits up to ten rounds for a segment, and then so does
 # everybody (optim/replay/validating.py: PATIENCE_ROUNDS, COMING_ROUNDS).
