@@ -30,7 +30,7 @@ from atoll.optim.model_vector import ModelVector
 from atoll.optim.muon import outer_momentum_of
 from atoll.optim.rates import OuterRate, factor_of
 from atoll.optim.replay.recorder import Recorder, Replay
-from atoll.optim.replay.state import TrainingState
+from atoll.optim.replay.replaying import TrainingState
 from atoll.optim.replay.validating import Validator
 from atoll.optim.sessions import LeadingRank, TrainerSession, ValidatingSession
 from atoll.optim.spec import RunSpec

@@ -33,10 +33,9 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.manifest import Manifest
 from atoll.optim.replay.checkpoint import WorkCheckpoint
-from atoll.optim.replay.commitment import Extent
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import ReplayTask, replay
-from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
+from atoll.optim.replay.step_disclosure import Extent, Opened, StepDisclosure
 from atoll.optim.sessions import ValidatingSession, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS
 from atoll.optim.trainer import say

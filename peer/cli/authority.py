@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
-from atoll.peer.authority.grants import ROLES, Grant
+from atoll.peer.authority.grants import REVOCATIONS_BYTES_MAX, ROLES, Grant
 from atoll.peer.authority.key import Authority, expiry, parse_id
-from atoll.peer.authority.revocations import REVOCATIONS_BYTES_MAX
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 from atoll.peer.net.identity import Home, default_home
 from atoll.peer.net.invite import Invite, check_run_name, parse_address

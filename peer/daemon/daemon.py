@@ -20,7 +20,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.collectives.threads import workers
-from atoll.peer.authority.messages import AboutPasses
+from atoll.peer.authority.ledger import AboutPasses
 from atoll.peer.daemon.admin_service import Commands
 from atoll.peer.daemon.event_log import EventLog, RoundLines
 from atoll.peer.daemon.ipc_server import IpcServer
@@ -64,7 +64,7 @@ from atoll.peer.streams.stream import DataStream
 from atoll.peer.vectors.messages import AboutVectors
 from atoll.peer.verify.ban_list import AboutBans
 from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.statements import AuditMessage
+from atoll.peer.verify.statement import AuditMessage
 
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from atoll.collectives.errors import ConfigError, ConnectError
 from atoll.collectives.native import say_once
 from atoll.collectives.units import duration
-from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
 from atoll.peer.authority.ledger import Ledger
+from atoll.peer.authority.policy import AuthorityAdmission, OpenAdmission
 from atoll.peer.checkpoint.schedule import Checkpointer
 from atoll.peer.daemon import allocator, descriptors
 from atoll.peer.daemon.keys import HomeSigner

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.units import count, duration, listed, rate, size
-from atoll.peer.authority.standing import describe
+from atoll.peer.authority.ledger import describe
 from atoll.peer.links.link_table import LOSS_SHOWN
 from atoll.peer.membership.eligibility import trainers_needed
 from atoll.peer.membership.phase import Phase

@@ -6,7 +6,7 @@ What the terms are: peer/verify/terms.py.
 from __future__ import annotations
 
 from atoll.collectives import ChunkGrid
-from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.collectives.errors import ConfigError
 from atoll.optim.spec import RunSpec, shard_chunks_max
 from atoll.peer.membership.messages import Begin

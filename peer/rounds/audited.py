@@ -16,8 +16,8 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.attempt_table import AttemptRun
+from atoll.peer.verify.disclosure import encoded_parts
 from atoll.peer.verify.manager import AuditManager
-from atoll.peer.verify.parts import encoded_parts
 from atoll.peer.verify.terms import AuditTerms
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.peer.authority.guard import OpenAdmission
-from atoll.peer.authority.messages import AboutPasses
+from atoll.peer.authority.ledger import AboutPasses
+from atoll.peer.authority.policy import OpenAdmission
 from atoll.peer.net.hello import Hello
 from atoll.peer.verify.ban_list import BanList
 

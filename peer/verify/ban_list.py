@@ -22,10 +22,14 @@ from atoll.peer.membership.bans import BansBelieved, BelievedBan
 from atoll.peer.membership.view import MEMBERS_MAX, Banned, short
 from atoll.peer.net.identity import write_atomic
 from atoll.peer.net.wire import Within, message
-from atoll.peer.verify.bans import BANS_MAX, UNSURE_MAX, Ban, Bans
-from atoll.peer.verify.evidence import EVIDENCE_BYTES_MAX, Evidence, Finding, parse_evidence
-from atoll.peer.verify.evidence_index import EvidenceIndex
-from atoll.peer.verify.verifying import verify_evidence
+from atoll.peer.verify.ban_record import BANS_MAX, UNSURE_MAX, Ban, Bans, EvidenceIndex
+from atoll.peer.verify.evidence import (
+    EVIDENCE_BYTES_MAX,
+    Evidence,
+    Finding,
+    parse_evidence,
+    verify_evidence,
+)
 
 # Sent at a time, and no more before it is asked for: heartbeats wait behind it half a second on a
 # line of 1 Mbit/s, and links with too much to send are ended.

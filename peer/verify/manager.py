@@ -16,9 +16,16 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.daemon.ports import AuditPort
 from atoll.peer.membership.signing import Signer
-from atoll.peer.verify.auditor import Auditor
-from atoll.peer.verify.effects import AuditFailed, Convicted, Effect, Passed, TellParticipants
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.attempt_audit import (
+    AuditFailed,
+    Auditor,
+    AuditStep,
+    Convicted,
+    Effect,
+    Passed,
+    TellParticipants,
+)
+from atoll.peer.verify.statement import (
     AskPart,
     AskStatement,
     AuditMessage,
@@ -26,9 +33,8 @@ from atoll.peer.verify.statements import (
     SignedStatement,
     StatementPhase,
 )
-from atoll.peer.verify.steps import AuditStep
 from atoll.peer.verify.terms import AuditTerms
-from atoll.peer.verify.validating import Validating
+from atoll.peer.verify.validation import Validating
 
 T = TypeVar("T")
 TICK_S: Final = 0.25

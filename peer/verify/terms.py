@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Annotated, Final
 
-from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import Codec, get_codec
 from atoll.collectives.plan import ReducePlan, shared_plan

@@ -17,10 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.schedule import FrameKind as Reductions
 from atoll.optim.manifest import FrozenTensor, Manifest, Parameter
-from atoll.optim.replay.commitment import Extent
+from atoll.optim.replay.step_disclosure import Extent
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.revocations import Revocations
+from atoll.peer.authority.grants import Credential, Grant, Revocations
 from atoll.peer.checkpoint.manifest import CheckpointManifest, render
 from atoll.peer.links.probe_frames import PROBE
 from atoll.peer.membership.operations import object_digest, pack_objects
@@ -45,9 +44,8 @@ from atoll.peer.state_sync.verification import part_head
 from atoll.peer.streams.frames import DataHeader, pack_header
 from atoll.peer.streams.keys import CIPHER_AES, CIPHERS, Handshake, StreamGranted
 from atoll.peer.streams.sealed import RECORD_OVERHEAD_BYTES, RecordKind, Sealer, direction_secrets
-from atoll.peer.verify.bodies import seed_of
 from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.statements import StatementPhase, draw_of, heard_of, said
+from atoll.peer.verify.statement import StatementPhase, draw_of, heard_of, said, seed_of
 from atoll.peer.verify.terms import AuditTerms
 from harness.samples import PEERS, VARIANTS, names, sample
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.authority.grants import Credential
-from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
-from atoll.peer.authority.ledger import Ledger
-from atoll.peer.authority.messages import AboutPasses
+from atoll.peer.authority.ledger import AboutPasses, Ledger
+from atoll.peer.authority.policy import AuthorityAdmission, OpenAdmission
 from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager

@@ -43,9 +43,9 @@ from atoll.peer.daemon import daemon
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
-from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify.attempt_audit import Auditor
 from atoll.peer.verify.manager import AuditedAttempt
-from atoll.peer.verify.statements import Check, SignedStatement, StatementPhase, body_of
+from atoll.peer.verify.statement import Check, SignedStatement, StatementPhase, body_of
 
 ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
 DIE_S = 0.005  # after the second of several rounds has begun: both are on their way then

@@ -41,11 +41,11 @@ OPTIM_PURE = {
         "text",
     )
 }
-REPLAY = "batches checkpoint commitment detection difference step_disclosure tensors"
+REPLAY = "checkpoint difference step_disclosure"
 OPTIM_PURE |= {f"atoll.optim.replay.{name}" for name in REPLAY.split()}
 OPTIM_PURE_MAY = {
     "numpy",
-    "atoll.collectives.audit.bounds",
+    "atoll.collectives.audit.sketch",
     "atoll.collectives.merkle",
     "atoll.collectives.chunks",
     "atoll.collectives.codecs",
@@ -86,9 +86,7 @@ DECISIONS = (
     | {
         f"atoll.collectives.{name}"
         for name in (
-            "audit.bounds",
             "audit.checks",
-            "audit.commitment",
             "audit.sketch",
             "choice",
             "chunks",
@@ -114,20 +112,15 @@ DECISIONS = (
     | {
         f"atoll.peer.{name}"
         for name in (
-            "verify.bodies",
-            "verify.effects",
+            "verify.attempt_audit",
+            "verify.ban_record",
+            "verify.disclosure",
             "verify.evidence",
             "verify.inbox",
-            "verify.machine",
-            "verify.part_disclosure",
-            "verify.statements",
-            "verify.steps",
+            "verify.statement",
             "verify.terms",
             "authority.grants",
             "authority.ledger",
-            "authority.messages",
-            "authority.revocations",
-            "authority.standing",
             "checkpoint.manifest",
             "checkpoint.tensor_file",
             "demo.figures",
@@ -165,8 +158,10 @@ DECISIONS = (
     }
 )
 # Codecs are pure functions with scratch for each thread, hence their import of `threading`; and the
-# kernels are found once, with `os` and `importlib`. Error feedback is built on them.
+# kernels are found once, with `os` and `importlib`. Error feedback is built on them. The arithmetic
+# of audits adds up as the engine does, and has a lock for the memory that it computes in.
 DECISIONS_MAY = DECISIONS | {"atoll.collectives.codecs", "atoll.collectives.native"}
+DECISIONS_MAY |= {"atoll.peer.verify.checks"}
 DECISIONS_MAY |= COMPRESSORS_MAY
 ACTS = {
     "asyncio",

@@ -22,7 +22,7 @@ from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.messages import FetchResult
 from atoll.peer.verify.manager import AuditManager
-from atoll.peer.verify.statements import AuditMessage
+from atoll.peer.verify.statement import AuditMessage
 from harness.linkhost import link_host
 from harness.plainstate import initialise
 

@@ -8,10 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from atoll.collectives.codecs import U8
-from atoll.peer.verify.auditor import Auditor
-from atoll.peer.verify.bans import Bans
+from atoll.peer.verify.attempt_audit import Auditor, AuditStep
+from atoll.peer.verify.ban_record import Bans
 from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.steps import AuditStep
 from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Liar
 

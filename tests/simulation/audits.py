@@ -19,15 +19,13 @@ import numpy as np
 from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
 from atoll.peer.membership.view import short
-from atoll.peer.verify import effects as mc
-from atoll.peer.verify.auditor import Auditor
+from atoll.peer.verify import attempt_audit as mc
+from atoll.peer.verify.attempt_audit import Auditor, AuditStep
 from atoll.peer.verify.ban_list import WORD_S
-from atoll.peer.verify.bans import Ban, Bans
-from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.statements import AskPart, AskStatement, DisclosedPiece, SignedStatement
-from atoll.peer.verify.steps import AuditStep
+from atoll.peer.verify.ban_record import Ban, Bans
+from atoll.peer.verify.evidence import Evidence, verify_evidence
+from atoll.peer.verify.statement import AskPart, AskStatement, DisclosedPiece, SignedStatement
 from atoll.peer.verify.terms import AuditTerms
-from atoll.peer.verify.verifying import verify_evidence
 from simulation.audit_options import Options, expand, keys
 from simulation.audit_peer import Peer, array
 from simulation.audit_sums import gram_of, matrix_of

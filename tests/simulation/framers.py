@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.statement import (
     Elimination,
     SignedStatement,
     Statement,

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.verify.machine import SILENCE_S
-from atoll.peer.verify.statements import StatementPhase
+from atoll.peer.verify.attempt_audit import SILENCE_S
+from atoll.peer.verify.statement import StatementPhase
 from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Lies
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.statement import (
     Check,
     DisclosedPiece,
     SignedStatement,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.statement import (
     Check,
     Commitment,
     DisclosedPiece,

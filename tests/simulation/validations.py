@@ -12,12 +12,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.peer.verify.effects import Convicted, TellParticipants
-from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
+from atoll.peer.verify.attempt_audit import Convicted, TellParticipants
+from atoll.peer.verify.evidence import Evidence, verify_evidence
+from atoll.peer.verify.statement import Judgement, Replayed, SignedStatement, StatementPhase, said
 from atoll.peer.verify.terms import AuditTerms
 from atoll.peer.verify.validation import Validations, ValidationTask, draw
-from atoll.peer.verify.verifying import verify_evidence
 from simulation.audit_options import Key
 
 __all__ = ["CHEATS", "CHOOSES", "COVERS", "FAVOURS", "HIDES", "SLANDERS", "Options", "World"]

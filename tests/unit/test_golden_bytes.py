@@ -13,8 +13,7 @@ from harness.golden_bytes import FRAMES
 
 from atoll.collectives.schedule import FrameKind
 from atoll.optim.spec import RunSpec, blob, parse_blob
-from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.revocations import Revocations
+from atoll.peer.authority.grants import Credential, Grant, Revocations
 from atoll.peer.checkpoint.manifest import parse
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.wire import decode, encode, registered

@@ -14,9 +14,14 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.contribution import delta_source
 from atoll.optim.model_vector import ModelVector
 from atoll.optim.replay import checkpoint as module
-from atoll.optim.replay.checkpoint import WorkCheckpoint, checkpoint_bytes_max, leaf_of, plain
-from atoll.optim.replay.state import TrainingState
-from atoll.optim.replay.tensors import encode
+from atoll.optim.replay.checkpoint import (
+    WorkCheckpoint,
+    checkpoint_bytes_max,
+    encode,
+    leaf_of,
+    plain,
+)
+from atoll.optim.replay.replaying import TrainingState
 from atoll.optim.spec import RunSpec
 
 

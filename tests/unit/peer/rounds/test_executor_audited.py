@@ -24,7 +24,7 @@ from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
 from atoll.peer.rounds.audit_terms import terms_of
 from atoll.peer.rounds.entries import INIT, STEP
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.statement import (
     Check,
     Commitment,
     Resultant,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from atoll.collectives.errors import AddressFullError
-from atoll.peer.authority.guard import OpenAdmission
+from atoll.peer.authority.policy import OpenAdmission
 from atoll.peer.net.connection_limits import MEMBERS_PER_ADDRESS_MAX
 from atoll.peer.verify.admission_chain import AdmissionChain
 from atoll.peer.verify.ban_list import BanList

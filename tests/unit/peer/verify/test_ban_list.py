@@ -19,7 +19,7 @@ from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.view import Banned
 from atoll.peer.verify import ban_list
 from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
-from atoll.peer.verify.verifying import verify_evidence
+from atoll.peer.verify.evidence import verify_evidence
 
 
 class Site:

@@ -20,9 +20,8 @@ from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.membership.view import Member, View
 from atoll.peer.verify import ban_list
 from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
-from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.statements import Elimination, StatementPhase, said
-from atoll.peer.verify.verifying import verify_evidence
+from atoll.peer.verify.evidence import Evidence, verify_evidence
+from atoll.peer.verify.statement import Elimination, StatementPhase, said
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
 

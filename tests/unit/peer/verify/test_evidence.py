@@ -13,9 +13,14 @@ from simulation.audit_options import keys
 from simulation.audits import World
 
 from atoll.collectives.errors import EvidenceError
-from atoll.peer.verify.evidence import EVIDENCE_BYTES_MAX, Evidence, parse_evidence
-from atoll.peer.verify.statements import IN_ORDER, Elimination, StatementPhase, Withholding, said
-from atoll.peer.verify.verifying import KINDS, verify_evidence
+from atoll.peer.verify.evidence import (
+    EVIDENCE_BYTES_MAX,
+    KINDS,
+    Evidence,
+    parse_evidence,
+    verify_evidence,
+)
+from atoll.peer.verify.statement import IN_ORDER, Elimination, StatementPhase, Withholding, said
 
 ALL = [*LIES, "silent"]
 WEAK = ("withholding", "wrong part", "other steps", "false replay")

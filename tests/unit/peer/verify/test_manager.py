@@ -13,7 +13,7 @@ from simulation.audit_options import Key
 
 from atoll.peer.verify.evidence import Evidence
 from atoll.peer.verify.manager import AuditedAttempt, AuditManager
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.statement import (
     AskPart,
     AskStatement,
     SignedStatement,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from simulation.audit_options import Key
 from simulation.validations import CHEATS, Options, World
 
-from atoll.peer.verify.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
+from atoll.peer.verify.statement import Judgement, Replayed, SignedStatement, StatementPhase, said
 from atoll.peer.verify.terms import AuditTerms
 from atoll.peer.verify.validation import WORDS_MAX, draw
 

@@ -1,26 +1,47 @@
-"""Decide one participant's part in one audited attempt: a state machine, sans-I/O.
+"""Define the steps of an audited attempt, and which follows which. Pure.
 
-It has no clock, sockets or threads. Its steps, the table of their transitions and the theory are in
-steps.py.
+Theory (BTARD, Gorbunov et al. 2022, algorithms 1 to 3). Everybody *commits* to its encoded parts
+and to a secret number before any part is sent, so that nobody can choose its part by those of
+others. Owners *commit to their results* before any number is revealed, so that nobody can choose a
+result by the draw; then all secrets are *revealed*, and together they are the draw. From it
+everybody computes the same random projections, tells those of its own parts (*check*), and owners
+compare what is told with the parts that they hold (*verdict*). Where a result or a number is in
+doubt, the parts of that chunk are *opened* to all, and everybody computes what is right.
+
+What an honest participant does not get from another is asked of all the others: statements prove
+themselves, so that anybody may hand them on. So who said something to one honest participant has
+said it to all, and who said two things is found out. What nobody has after ``SILENCE_S`` is
+*withheld*: more than half of the participants who say so are evidence, once the draw has begun.
+Before it, and where they are fewer, the attempt fails and names who was missing. A participant that
+dies is the membership machine's affair: it ends the attempt long before.
+
+The step says what is waited for; what comes early is kept. An attempt ends in PASSED, or in FAILED
+with evidence or without.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
+from atoll.collectives.codecs import U8
+from atoll.collectives.merkle import merkle_root, opening, opens, shard_roots
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import short
-from atoll.peer.verify.bodies import shard_gram
-from atoll.peer.verify.effects import AuditFailed, Convicted, Effect, Need, Passed, TellParticipants
-from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.inbox import Inbox
-from atoll.peer.verify.statements import (
+from atoll.peer.verify.checks import Numbers, ResultNumbers, doubted
+from atoll.peer.verify.disclosure import HeldParts, PartDisclosure
+from atoll.peer.verify.evidence import Evidence, Shown
+from atoll.peer.verify.inbox import Inbox, accusations, settle
+from atoll.peer.verify.statement import (
     IN_ORDER,
     AskStatement,
     Check,
     Commitment,
+    DisclosedPiece,
     Elimination,
     Resultant,
     Reveal,
@@ -31,9 +52,117 @@ from atoll.peer.verify.statements import (
     body_of,
     draw_of,
     said,
+    shard_gram,
 )
-from atoll.peer.verify.steps import OPENED, OVER, PATIENT, TRANSITIONS, WAITS_FOR, AuditStep, Cause
 from atoll.peer.verify.terms import AuditTerms
+
+
+class AuditStep(Enum):
+    COMMIT = "commit"  # until all have committed
+    REDUCE = "reduce"  # until the result is here
+    RESULT = "result"  # until all owners have committed to theirs
+    REVEAL = "reveal"  # until all secrets are known
+    CHECK = "check"  # until all have told their numbers
+    VERDICT = "verdict"  # until all owners have compared them
+    OPEN = "open"  # until what is in doubt is opened and judged
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+class Cause(Enum):
+    ALL_SAID = "all have said it"
+    REDUCED = "the result is here"
+    CLEAN = "nothing is in doubt"
+    DOUBT = "something is in doubt"
+    BROKEN = "somebody is guilty, or missing"
+
+
+TRANSITIONS: Final[Mapping[tuple[AuditStep, Cause], AuditStep]] = {
+    (AuditStep.COMMIT, Cause.ALL_SAID): AuditStep.REDUCE,
+    (AuditStep.REDUCE, Cause.REDUCED): AuditStep.RESULT,
+    (AuditStep.RESULT, Cause.ALL_SAID): AuditStep.REVEAL,
+    (AuditStep.REVEAL, Cause.ALL_SAID): AuditStep.CHECK,
+    (AuditStep.CHECK, Cause.ALL_SAID): AuditStep.VERDICT,
+    (AuditStep.VERDICT, Cause.CLEAN): AuditStep.PASSED,
+    (AuditStep.VERDICT, Cause.DOUBT): AuditStep.OPEN,
+    (AuditStep.OPEN, Cause.CLEAN): AuditStep.PASSED,
+    (AuditStep.COMMIT, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.REDUCE, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.RESULT, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.REVEAL, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.CHECK, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.VERDICT, Cause.BROKEN): AuditStep.FAILED,
+    (AuditStep.OPEN, Cause.BROKEN): AuditStep.FAILED,
+}
+# In which step the statements of which phase are waited for.
+WAITS_FOR: Final[Mapping[AuditStep, StatementPhase]] = {
+    AuditStep.COMMIT: StatementPhase.COMMIT,
+    AuditStep.RESULT: StatementPhase.RESULT,
+    AuditStep.REVEAL: StatementPhase.REVEAL,
+    AuditStep.CHECK: StatementPhase.CHECK,
+    AuditStep.VERDICT: StatementPhase.VERDICT,
+}
+OVER: Final = (AuditStep.PASSED, AuditStep.FAILED)
+PATIENT: Final = (AuditStep.REVEAL, AuditStep.CHECK, AuditStep.VERDICT, AuditStep.OPEN)
+OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an opened part
+
+
+# ---------------------------------------------------------------- effects
+#
+# Describe what comes out of an audit's machine (machine.py): orders to its shell, in order.
+
+
+@dataclass(frozen=True, slots=True)
+class TellParticipants:
+    """Send to these participants; to all others if none are named."""
+
+    message: SignedStatement | AskStatement
+    peers: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Do what ``step`` needs, and tell the machine.
+
+    REDUCE: parts may be sent. CHECK: compute the numbers (``told``). VERDICT: compare those of
+    others (``judged``). OPEN: open and get ``parts`` (sender, chunk), and judge them
+    (``resolved``).
+    """
+
+    step: AuditStep
+    parts: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Convicted:
+    """Report evidence: whoever it bans is to be banned."""
+
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Report that the result may be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFailed:
+    """Report that the attempt has failed because of these peers (none: it cannot be said)."""
+
+    peers: tuple[bytes, ...]
+    why: str
+
+
+Effect = TellParticipants | Need | Convicted | Passed | AuditFailed
+
+
+# ---------------------------------------------------------------- the machine
+#
+# Decide one participant's part in one audited attempt: a state machine, sans-I/O.
+#
+# It has no clock, sockets or threads. Its steps, the table of their transitions and the theory are
+# in steps.py.
+
 
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
 # A peer whose process has stopped is found dead within two seconds (membership/timing.py), and who
@@ -404,3 +533,139 @@ class Audit:
             self._convict([Evidence("withheld", peer, self.terms, words)], now_s)
         else:
             self._fail((peer,), f"audit: {short(peer)} has not committed to anything", now_s)
+
+
+# ---------------------------------------------------------------- auditor
+#
+# Carry out an audited attempt with its bytes: the machine, held parts, opened parts. Sans-I/O.
+#
+# Whoever has sockets and threads sends what comes out, and calls ``numbers``, ``verdict`` and
+# ``settlement`` where arithmetic is due, in a thread of its own if it takes long. The simulator
+# does the same without threads.
+
+
+# A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
+ELEMENTS_PER_S: Final = 10_000_000
+
+
+class Auditor:
+    """Join the machine of an audited attempt with the parts and results that it is about.
+
+    ``own``: the encoded own parts, one for each chunk, which the reduction will send; none if this
+    peer does not count.
+    """
+
+    def __init__(
+        self,
+        terms: AuditTerms,
+        me: bytes,
+        signer: Signer,
+        own: Sequence[U8],
+        secret: bytes,
+        now_s: float,
+        work: bytes = b"",
+    ) -> None:
+        self.terms, self.index = terms, terms.participants.index(me)
+        self._own = own
+        self._digests = [hashlib.sha256(part.data).digest() for part in own]
+        owners = terms.work.plan.owners
+        roots = shard_roots(self._digests, owners, len(terms.participants)) if own else ()
+        silence_s = SILENCE_S + terms.elements / ELEMENTS_PER_S
+        self.machine = Audit(
+            terms,
+            me,
+            signer,
+            roots=roots,
+            work=work if own else b"",
+            secret=secret,
+            now_s=now_s,
+            silence_s=silence_s,
+        )
+        self._copies = HeldParts(terms.work, self.index)
+        self._held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns ...
+        self._held_digests: dict[tuple[int, int], bytes] = {}
+        self._results: Sequence[U8] = ()
+        self._numbers = Numbers(terms.work, own, self._held)
+        self.opening = PartDisclosure(terms, self.index, self._shown, self._is_promised)
+
+    # ------------------------------------------------------------ the reduction
+
+    def keep(self, sender: int, chunk: int, part: U8) -> None:
+        """Keep and hash a copy of a part of a chunk that this peer owns. Safe in any thread."""
+        copy = self._copies.copy(sender, chunk, part)
+        self._held_digests[sender, chunk] = hashlib.sha256(copy.data).digest()
+        self._held[sender, chunk] = copy
+
+    def came(self, chunk: int, result: U8) -> None:
+        """Take a chunk of the result and compute what needs no draw. Safe in any thread."""
+        self._numbers.came(chunk, result)
+
+    def reduced(self, results: Sequence[U8]) -> None:
+        """Keep the result, all chunks of which are here."""
+        self._results = results
+
+    def unlike_promised(self) -> list[int]:
+        """Return the senders whose parts, all of which are here, are not what was committed to."""
+        work, commitments = self.terms.work, self.machine.inbox.commitments
+        shard = work.shards.get(self.index, ())
+        return [
+            sender
+            for sender in work.counted
+            if sender != self.index
+            and shard
+            and merkle_root([self._held_digests[sender, chunk] for chunk in shard])
+            != commitments[sender].roots[self.index]
+        ]
+
+    # ------------------------------------------------------------ arithmetic, when it is due
+
+    def numbers(self) -> Check:
+        return self._numbers.check(self.machine.inbox.seed, self._results)
+
+    def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[ResultNumbers]]:
+        """Return what others should tell of the parts held here; it needs nothing that they tell.
+
+        Beside it, what all results look like (``Numbers.look``).
+        """
+        return self._numbers.look(self.machine.inbox.seed, self._results)
+
+    def verdict(self) -> tuple[dict[int, int], list[int]]:
+        """Return whom this owner accuses (sender -> chunk), and the chunks in doubt for all."""
+        inbox = self.machine.inbox
+        true, seen = self.look()
+        accused = accusations(self.terms, inbox, true)
+        return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, seen)
+
+    def settlement(self) -> list[Evidence]:
+        return settle(self.terms, self.machine.inbox, self.opening.opened, self._results)
+
+    # ------------------------------------------------------------ opening
+
+    def answers(self) -> list[tuple[bytes, DisclosedPiece]]:
+        """Return which pieces of our parts to send to whom; none before all verdicts are here."""
+        is_time = self.machine.inbox.is_complete(StatementPhase.VERDICT)
+        return self.opening.answers() if is_time else []
+
+    def _shown(self, sender: int, chunk: int) -> Shown | None:
+        """Return a part with its proof, if we have all that proves it; else None.
+
+        This is so for our own parts, and for those of chunks that we own.
+        """
+        owners = self.terms.work.plan.owners
+        if chunk >= len(owners):
+            return None
+        if sender == self.index and self._own:
+            proof = opening(self._digests, owners, chunk)
+            return Shown(sender, chunk, self._own[chunk].tobytes(), proof)
+        if (sender, chunk) not in self._held or owners[chunk] != self.index:
+            return None
+        # Of what a sender has sent us; of other chunks nothing, and nothing is asked for.
+        digests = [self._held_digests.get((sender, other), b"") for other in range(len(owners))]
+        proof = opening(digests, owners, chunk)
+        return Shown(sender, chunk, self._held[sender, chunk].tobytes(), proof)
+
+    def _is_promised(self, shown: Shown) -> bool:
+        owners = self.terms.work.plan.owners
+        root = self.machine.inbox.commitments[shown.sender].roots[owners[shown.chunk]]
+        digest = hashlib.sha256(shown.data).digest()
+        return opens(digest, shown.chunk, owners, shown.proof, root)

@@ -12,19 +12,23 @@ from harness.replaying import adamw, text_model
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.manifest import Manifest
 from atoll.optim.model_vector import ModelVector
-from atoll.optim.replay import batches as module
-from atoll.optim.replay.batches import (
+from atoll.optim.replay import step_disclosure as module
+from atoll.optim.replay.checkpoint import leaf_of
+from atoll.optim.replay.step_disclosure import (
+    EXTENT_BYTES,
     Batch,
+    Extent,
+    RoundEnding,
+    StepDisclosure,
     Steps,
+    WorkCommitment,
     batches_bytes_max,
     batches_leaf,
     check_step,
+    opening_bytes_max,
     pack,
     unpack,
 )
-from atoll.optim.replay.checkpoint import leaf_of
-from atoll.optim.replay.commitment import EXTENT_BYTES, Extent, WorkCommitment
-from atoll.optim.replay.step_disclosure import RoundEnding, StepDisclosure, opening_bytes_max
 
 SIZES = {"width": 8, "depth": 1, "heads": 2}
 

@@ -9,10 +9,10 @@ from harness.convicts import LIES, left_behind
 
 from atoll.collectives.errors import EvidenceError
 from atoll.peer.membership.view import short
-from atoll.peer.verify import bans as module
+from atoll.peer.verify import ban_record as module
 from atoll.peer.verify.admission_chain import describe_bans
-from atoll.peer.verify.bans import Bans
-from atoll.peer.verify.verifying import verify_evidence
+from atoll.peer.verify.ban_record import Bans
+from atoll.peer.verify.evidence import verify_evidence
 
 ME = b"m" * 32
 MEMBERS = [ME, *(bytes([n]) * 32 for n in range(1, 5))]

@@ -22,16 +22,17 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.authority.grants import Credential
-from atoll.peer.authority.ledger import RECORDS_MAX, Ledger
-from atoll.peer.authority.messages import (
+from atoll.peer.authority.ledger import (
+    RECORDS_MAX,
     RECORDS_PER_MESSAGE_MAX,
     AboutPasses,
     AdmissionFile,
     Admitted,
     Known,
+    Ledger,
     Revoked,
+    standing,
 )
-from atoll.peer.authority.standing import standing
 from atoll.peer.daemon.ports import AdmissionPort
 from atoll.peer.membership.messages import BootstrapHello, Join
 from atoll.peer.membership.view import short

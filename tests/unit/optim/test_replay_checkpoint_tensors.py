@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.replay import tensors as module
-from atoll.optim.replay.tensors import DTYPE_BYTES, Array, decode, digest, encode
+from atoll.optim.replay import checkpoint as module
+from atoll.optim.replay.checkpoint import DTYPE_BYTES, Array, decode, digest, encode
 
 
 def array(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:

@@ -22,10 +22,9 @@ from atoll.collectives.errors import (
     PassUsedUpError,
     RemoteProtocolError,
 )
-from atoll.peer.authority import guard as guard_module
-from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.messages import Admitted, Known, Revoked
-from atoll.peer.authority.revocations import Revocations
+from atoll.peer.authority import policy as policy_module
+from atoll.peer.authority.grants import Credential, Grant, Revocations
+from atoll.peer.authority.ledger import Admitted, Known, Revoked
 from atoll.peer.membership.messages import Join
 from atoll.peer.membership.view import REPLICA, WITNESS, Member
 from atoll.peer.net.hello import AdmissionPolicy
@@ -315,7 +314,7 @@ def test_a_restart_remembers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Also of a peer whose pass has expired since."""
 
     def clock(now_s: float) -> None:
-        monkeypatch.setattr(guard_module, "time", SimpleNamespace(time=lambda: now_s))
+        monkeypatch.setattr(policy_module, "time", SimpleNamespace(time=lambda: now_s))
 
     async def scenario() -> None:
         async with sites(tmp_path) as made:

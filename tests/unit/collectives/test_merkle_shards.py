@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.audit.commitment import opening, opens, shard_roots
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.merkle import merkle_root
+from atoll.collectives.merkle import merkle_root, opening, opens, shard_roots
 from atoll.collectives.plan import NOBODY
 
 

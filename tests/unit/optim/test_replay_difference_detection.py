@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.replay.detection import detection
+from atoll.optim.replay.difference import detection
 
 CASES = [(10, 1, 1, 1, 8, 2), (10, 3, 2, 2, 7, 3), (5, 5, 1, 4, 8, 1), (4, 1, 4, 2, 16, 7)]
 

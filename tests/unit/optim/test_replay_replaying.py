@@ -19,13 +19,10 @@ from harness.replaying import OPTIMIZERS, Loop, adamw, biased_model, sgd, text_m
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.replay.batches import Batch
-from atoll.optim.replay.commitment import Extent
+from atoll.optim.replay.checkpoint import Array
 from atoll.optim.replay.difference import MIXED_PRECISION, ReplayVerdict, Tolerance
-from atoll.optim.replay.replaying import ReplayTask, replay
-from atoll.optim.replay.state import TrainingState
-from atoll.optim.replay.step_disclosure import Opened
-from atoll.optim.replay.tensors import Array
+from atoll.optim.replay.replaying import ReplayTask, TrainingState, replay
+from atoll.optim.replay.step_disclosure import Batch, Extent, Opened
 
 MARGIN = 5  # honest differences are at least so many times smaller than tolerances, cheats larger
 CHEAP = [way for way in WAYS if way != "compiled"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from harness.passes import AUTHORITY, PUBLIC, RUN, passed, peer_of, token, tokened
 
-from atoll.peer.authority.ledger import Ledger
-from atoll.peer.authority.revocations import Revocations
-from atoll.peer.authority.standing import describe, standing
+from atoll.peer.authority.grants import Revocations
+from atoll.peer.authority.ledger import Ledger, describe, standing
 
 
 def test_status_shows_tokens_passes_and_revocations() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.peer.verify.evidence_index import SAID_MAX, EvidenceIndex
+from atoll.peer.verify.ban_record import SAID_MAX, EvidenceIndex
 
 A, B = b"a" * 32, b"b" * 32
 X, Y, Z = (bytes([n]) * 32 for n in range(3))

@@ -12,8 +12,8 @@ from harness.roundtrip import decoded, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.audit import bounds as module
-from atoll.collectives.audit.bounds import check_codec, error_bounds, widened
+from atoll.collectives.audit import sketch as module
+from atoll.collectives.audit.sketch import check_codec, error_bounds, widened
 from atoll.collectives.codecs import CODECS, F32, NUMPY_CODECS, Codec, get_codec
 from atoll.collectives.errors import CodecError, ConfigError
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.collectives.audit.checks import suspicious
-from atoll.peer.verify import arithmetic
-from atoll.peer.verify.arithmetic import DOUBTED_MAX, _chosen
-from atoll.peer.verify.numbers import ResultNumbers
-from atoll.peer.verify.statements import Check, Resultant
+from atoll.peer.verify.checks import DOUBTED_MAX, ResultNumbers, _chosen, _Told
+from atoll.peer.verify.statement import Check, Resultant
 from atoll.peer.verify.terms import AuditTerms
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
@@ -38,6 +36,6 @@ def test_a_norm_that_one_alone_tells_excuses_no_result_that_is_far_from_all() ->
     told_by = [np.tile(each, 5).tobytes() for each in sketches]
     checks = {i: Check(SEED, told_by[i], np.repeat(norms[i], 5).tobytes()) for i in range(5)}
     owner = Resultant(b"", b"", np.full(5, 0.2, "<f4").tobytes())
-    told = arithmetic._Told(terms.work, checks, owner)
+    told = _Told(terms.work, checks, owner)
     seen = ResultNumbers(sketches.mean(axis=0), np.full(8, 1e-3), 500.0)
     assert told.is_wrong(0, told.result(0, seen))

@@ -1,4 +1,7 @@
-"""Get and give parts that are opened to all, once something is in doubt. Sans-I/O.
+"""Hold encoded parts, and disclose them to all once something is in doubt. Sans-I/O.
+
+Held are all parts of one participant, which it commits to, and those of others in its shard. Both
+lie in one piece of memory each: fresh pages, chunk by chunk, cost more than copies.
 
 Whoever lacks a part asks for it piece by piece, its sender first, then the owner of the chunk, then
 the others: some of them have it opened already. Nobody is asked for two pieces at a time, so that
@@ -15,10 +18,56 @@ from typing import Final
 
 import numpy as np
 
-from atoll.collectives.codecs import U8
+from atoll.collectives.codecs import F32, U8
+from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.verify.evidence import Shown
-from atoll.peer.verify.statements import PIECE_BYTES, AskPart, DisclosedPiece
-from atoll.peer.verify.terms import AuditTerms
+from atoll.peer.verify.statement import PIECE_BYTES, AskPart, DisclosedPiece
+from atoll.peer.verify.terms import AuditTerms, ReductionTerms
+
+
+def encoded_parts(work: ReductionTerms, source: Callable[[int, F32], None]) -> list[U8]:
+    """Return the own part of each chunk, encoded, in one piece of memory.
+
+    ``source`` fills float32 with the values of a chunk; what it raises goes on. CodecError for NaN
+    and infinity.
+    """
+    grid, codec = work.grid, work.part_codec
+    sizes = [codec.encoded_bytes(grid.size(chunk)) for chunk in range(grid.count)]
+    whole, values = np.empty(sum(sizes), np.uint8), np.empty(grid.size(0), np.float32)
+    parts, lo = [], 0
+    for chunk, nbytes in enumerate(sizes):
+        part = whole[lo : lo + nbytes]
+        floats = values[: grid.size(chunk)]
+        source(chunk, floats)
+        codec.encode(floats, part)
+        parts.append(part)
+        lo += nbytes
+    if lo != whole.size:
+        raise LocalProtocolError("an encoded vector has another length than its chunks")
+    return parts
+
+
+class HeldParts:
+    """Keep copies of all parts of the chunks that participant ``owner`` owns, of all who count."""
+
+    def __init__(self, work: ReductionTerms, owner: int) -> None:
+        self._rows = {sender: row for row, sender in enumerate(work.counted)}
+        self._places: dict[int, slice] = {}
+        end = 0
+        for chunk in work.shards.get(owner, ()):
+            nbytes = work.part_codec.encoded_bytes(work.grid.size(chunk))
+            self._places[chunk] = slice(end, end + nbytes)
+            end += nbytes
+        self._all = np.empty((len(self._rows), end), np.uint8)
+
+    def copy(self, sender: int, chunk: int, part: U8) -> U8:
+        """Copy a part and return the copy. Safe in any thread; once for each part."""
+        kept: U8 = self._all[self._rows[sender], self._places[chunk]]
+        np.copyto(kept, part)
+        return kept
+
+
+# ---------------------------------------------------------------- parts that are opened
 
 OPENED_MAX: Final = 4096  # pieces that are sent to one participant; an honest one needs fewer
 ASKS_MAX: Final = 64  # of one participant that wait for their time; an honest one has one

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, PassForgedError
-from atoll.peer.authority.revocations import REVOCATIONS_BYTES_MAX, REVOKED_MAX, Revocations
+from atoll.peer.authority.grants import REVOCATIONS_BYTES_MAX, REVOKED_MAX, Revocations
 
 TWO = Revocations().with_more([peer_of("b"), peer_of("c")], AUTHORITY)
 

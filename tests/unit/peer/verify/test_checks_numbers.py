@@ -7,12 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from atoll.collectives.audit.bounds import error_bounds
-from atoll.collectives.audit.sketch import distance, sign_bits, sketch
+from atoll.collectives.audit.sketch import distance, error_bounds, sign_bits, sketch
 from atoll.collectives.codecs import U8
-from atoll.peer.verify.arithmetic import part_numbers
-from atoll.peer.verify.bodies import told_numbers
-from atoll.peer.verify.numbers import Numbers
+from atoll.peer.verify.checks import Numbers, part_numbers
+from atoll.peer.verify.statement import told_numbers
 from atoll.peer.verify.terms import AuditTerms, ReductionTerms
 
 PEERS = tuple(bytes([n]) * 32 for n in range(3))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.audit.grams import (
+from atoll.collectives.audit.checks import (
     OPENED_OF_SUM,
     gram_holds,
     implausible_grams,
