@@ -64,7 +64,7 @@ class AuditedAttempts:
         try:
             compute = self._audits.compute
             parts = await compute(encoded_parts, work, source) if counts else []
-            auditor = await compute(self._audits.auditor, terms, parts, steps)
+            audit = await compute(self._audits.audit_of, terms, parts, steps)
         except AtollError as error:
             self._failed(begin, (), f"the own contribution: {error.what}")
             return
@@ -75,14 +75,14 @@ class AuditedAttempts:
             how = {
                 "source": source,
                 "coded": parts.__getitem__,
-                "keep": auditor.keep,
-                "came": auditor.came,
+                "keep": audit.keep,
+                "came": audit.came,
                 "on_done": lambda digests: self._threadsafe(self._compare, job, digests),
             }
             self._start(job, work.plan, how)
 
         job.audit = self._audits.begin(
-            auditor,
+            audit,
             gate=gate,
             passed=lambda: self._spawn(self._passed(job)),
             failed=lambda peers, why: self._failed(

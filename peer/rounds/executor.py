@@ -236,8 +236,8 @@ class RoundExecutor:
         exchange_s = self.last_round_s if job is not None else 0.0
         self._daemon.round_committed(begin, exchange_s, self._me in begin.participants)
         if job is not None and job.audit is not None and job.before is not None:
-            auditor, before = job.audit.auditor, job.before
-            self.validating.committed(auditor, state.spec, state.manifest, before)
+            audit, before = job.audit.audit, job.before
+            self.validating.committed(audit, state.spec, state.manifest, before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         self._feed(ev.Applied(begin.round, state.digest))
 

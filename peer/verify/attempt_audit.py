@@ -1,4 +1,4 @@
-"""Define the steps of an audited attempt, and which follows which. Pure.
+"""Take one participant's part in one audited attempt: statements, numbers, verdict. Sans-I/O.
 
 Theory (BTARD, Gorbunov et al. 2022, algorithms 1 to 3). Everybody *commits* to its encoded parts
 and to a secret number before any part is sent, so that nobody can choose its part by those of
@@ -17,6 +17,10 @@ dies is the membership machine's affair: it ends the attempt long before.
 
 The step says what is waited for; what comes early is kept. An attempt ends in PASSED, or in FAILED
 with evidence or without.
+
+Whoever has sockets and threads carries out the effects, in order, and calls ``numbers``,
+``verdict`` and ``settlement`` where a ``Need`` says so, in a thread of its own if it takes long:
+``AuditManager`` in a daemon, and the simulator without threads.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ from atoll.peer.verify.evidence import Evidence, Shown
 from atoll.peer.verify.inbox import Inbox, accusations, settle
 from atoll.peer.verify.statement import (
     IN_ORDER,
+    AskPart,
     AskStatement,
+    AuditMessage,
     Check,
     Commitment,
     DisclosedPiece,
@@ -108,8 +114,6 @@ OPENED: Final = len(IN_ORDER)  # the phase of a Withholding that is about an ope
 
 
 # ---------------------------------------------------------------- effects
-#
-# Describe what comes out of an audit's machine (machine.py): orders to its shell, in order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +126,14 @@ class TellParticipants:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Do what ``step`` needs, and tell the machine.
+    """Do what ``step`` needs, and tell the audit.
 
-    REDUCE: parts may be sent. CHECK: compute the numbers (``told``). VERDICT: compare those of
-    others (``judged``). OPEN: open and get ``parts`` (sender, chunk), and judge them
-    (``resolved``).
+    REDUCE: parts may be sent (``reduced``). CHECK: compute the ``numbers`` (``told``). VERDICT:
+    compare those of others, which gives the ``verdict`` (``judged``). OPEN: all parts that were in
+    doubt are here, and their ``settlement`` is due (``resolved``).
     """
 
     step: AuditStep
-    parts: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,19 +159,15 @@ class AuditFailed:
 Effect = TellParticipants | Need | Convicted | Passed | AuditFailed
 
 
-# ---------------------------------------------------------------- the machine
-#
-# Decide one participant's part in one audited attempt: a state machine, sans-I/O.
-#
-# It has no clock, sockets or threads. Its steps, the table of their transitions and the theory are
-# in steps.py.
-
+# ---------------------------------------------------------------- the audit
 
 ASK_S: Final = 1.0  # a statement may be on its way that long before all others are asked for it
 # A peer whose process has stopped is found dead within two seconds (membership/timing.py), and who
 # lives answers at once, but for the arithmetic of a round: so this is no matter of a slow line.
 SILENCE_S: Final = 20.0
 GRACE_S: Final = 5.0  # for others to come to the same conclusion
+# A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
+ELEMENTS_PER_S: Final = 10_000_000
 # What a line of 1 Mbit/s brings: nobody withholds a part that may still be on its way.
 OPEN_BYTES_PER_S: Final = 128 * 1024
 # Before one says that it contradicts another, and between the turns of those who may have to say it
@@ -178,12 +177,12 @@ TURN_S: Final = 1.0
 TURNS_S: Final = 12.0
 
 
-class Audit:
+class AttemptAudit:
     """Take part in one audited attempt.
 
-    ``roots``: of the own encoded parts; none if this peer does not count. ``work``: the commitment
-    to the local steps behind them, where there are validators. ``secret``: 32 random bytes. Times
-    are of the caller's clock, in seconds.
+    ``own``: the encoded own parts, one for each chunk, which the reduction will send; none if this
+    peer does not count. ``work``: the commitment to the local steps behind them, where there are
+    validators. ``secret``: 32 random bytes. Times are of the caller's clock, in seconds.
     """
 
     def __init__(
@@ -191,32 +190,43 @@ class Audit:
         terms: AuditTerms,
         me: bytes,
         signer: Signer,
-        *,
-        roots: Iterable[bytes],
-        work: bytes = b"",
+        own: Sequence[U8],
         secret: bytes,
         now_s: float,
-        silence_s: float = SILENCE_S,
+        work: bytes = b"",
     ) -> None:
         self.terms, self.me, self.step = terms, me, AuditStep.COMMIT
+        self.index = terms.participants.index(me)
         self.inbox = Inbox(terms)
-        self._signer, self._secret, self._silence_s = signer, secret, silence_s
         self._id = terms.digest
+        self._signer, self._secret = signer, secret
+        self._silence_s = SILENCE_S + terms.elements / ELEMENTS_PER_S
+        # Parts: the own ones, and those of others in the chunks that this peer owns.
+        self._own = own
+        self._own_digests = [hashlib.sha256(part.data).digest() for part in own]
+        self._copies = HeldParts(terms.work, self.index)
+        self._held: dict[tuple[int, int], U8] = {}
+        self._held_digests: dict[tuple[int, int], bytes] = {}
+        self._numbers = Numbers(terms.work, own, self._held)
+        self.disclosure = PartDisclosure(terms, self.index, self._shown, self._is_promised)
+        # The result as it is here, and the inner products that it was made with.
+        self._results: Sequence[U8] = ()
+        self._result_digests: tuple[bytes, ...] = ()
+        self._grams: dict[int, bytes] = {}
+        # What others have done, or have not.
         self._voices: dict[tuple[int, bytes], dict[bytes, SignedStatement]] = {}  # who misses what
         self._since_s = self._asked_s = now_s
         self._answered_s: dict[tuple[bytes, int], float] = {}  # who has asked for a phase, when
         self._handed_on: set[StatementPhase] = set()
-        self._digests: tuple[bytes, ...] = ()  # of the result as it is here ...
-        self._grams: dict[int, bytes] = {}  # ... and the inner products that it was made with
         self._suspect: tuple[bytes, str] | None = None
         self._suspect_s = 0.0
-        self._wanted: tuple[tuple[int, int], ...] = ()
+        self._in_doubt: tuple[tuple[int, int], ...] = ()  # parts that are to be opened
+        self._settles = False
         self._effects: list[Effect] = []
-        self._say(
-            StatementPhase.COMMIT,
-            Commitment(tuple(roots), draw_of(self._id, me, secret), work),
-            now_s,
-        )
+        owners = terms.work.plan.owners
+        roots = shard_roots(self._own_digests, owners, len(terms.participants)) if own else ()
+        commitment = Commitment(tuple(roots), draw_of(self._id, me, secret), work if own else b"")
+        self._say(StatementPhase.COMMIT, commitment, now_s)
 
     def take(self) -> list[Effect]:
         """Return what is to be done, in order; each effect is given once."""
@@ -236,27 +246,79 @@ class Audit:
         """
         return self._suspect is not None or self.step in PATIENT
 
-    # ------------------------------------------------------------ what the shell has done
+    # ------------------------------------------------------------ the reduction
+
+    def own_part(self, chunk: int) -> U8:
+        """Return the own encoded part of a chunk; IndexError if this peer does not count."""
+        return self._own[chunk]
+
+    def keep(self, sender: int, chunk: int, part: U8) -> None:
+        """Keep and hash a copy of a part of a chunk that this peer owns. Safe in any thread."""
+        copy = self._copies.copy(sender, chunk, part)
+        self._held_digests[sender, chunk] = hashlib.sha256(copy.data).digest()
+        self._held[sender, chunk] = copy
+
+    def came(self, chunk: int, result: U8) -> None:
+        """Take a chunk of the result and compute what needs no draw. Safe in any thread."""
+        self._numbers.came(chunk, result)
+
+    def unlike_promised(self) -> list[int]:
+        """Return the senders whose parts, all of which are here, are not what was committed to."""
+        work, commitments = self.terms.work, self.inbox.commitments
+        shard = work.shards.get(self.index, ())
+        return [
+            sender
+            for sender in work.counted
+            if sender != self.index
+            and shard
+            and merkle_root([self._held_digests[sender, chunk] for chunk in shard])
+            != commitments[sender].roots[self.index]
+        ]
 
     def reduced(
         self,
+        results: Sequence[U8],
         digests: Sequence[bytes],
         products: InnerProducts,
         now_s: float,
     ) -> None:
-        """Take the digests of the whole result, which is here, and say what we have made of it.
+        """Take the whole result, and say what we have made of it.
 
         ``digests``: the SHA-256 of each chunk; ``products``: the inner products that we have
         computed with, where the rule needs them.
         """
         if self.step is AuditStep.REDUCE:
-            self._digests, self._grams = tuple(digests), dict(products.told)
-            index = self.terms.participants.index(self.me)
-            owned = self.terms.work.shards.get(index, ())
+            self._results = results
+            self._result_digests, self._grams = tuple(digests), dict(products.told)
+            owned = self.terms.work.shards.get(self.index, ())
             self._move(Cause.REDUCED, now_s)
             mine = b"".join(digests[chunk] for chunk in owned)
             resultant = Resultant(mine, products.chunks, products.matrix)
             self._say(StatementPhase.RESULT, resultant, now_s)
+
+    # ------------------------------------------------------------ arithmetic, when it is due
+
+    def numbers(self) -> Check:
+        """Return the own numbers, which are to be ``told``."""
+        return self._numbers.check(self.inbox.seed, self._results)
+
+    def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[ResultNumbers]]:
+        """Return what others should tell of the parts held here; it needs nothing that they tell.
+
+        Beside it, what all results look like (``Numbers.look``).
+        """
+        return self._numbers.look(self.inbox.seed, self._results)
+
+    def verdict(self) -> tuple[dict[int, int], list[int]]:
+        """Return whom this owner accuses (sender -> chunk), and the chunks in doubt for all."""
+        inbox = self.inbox
+        true, seen = self.look()
+        accused = accusations(self.terms, inbox, true)
+        return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, seen)
+
+    def settlement(self) -> list[Evidence]:
+        """Return the evidence that the opened parts give."""
+        return settle(self.terms, self.inbox, self.disclosure.opened, self._results)
 
     def told(self, check: Check, now_s: float) -> None:
         """Say our own numbers."""
@@ -271,7 +333,7 @@ class Audit:
         """
         if self.step is AuditStep.VERDICT:
             counted = self.terms.work.counted
-            self._wanted = tuple((sender, chunk) for chunk in doubted for sender in counted)
+            self._in_doubt = tuple((sender, chunk) for chunk in doubted for sender in counted)
             verdict = Verdict(tuple(accused), tuple(accused.values()))
             self._say(StatementPhase.VERDICT, verdict, now_s)
 
@@ -325,8 +387,20 @@ class Audit:
 
     # ------------------------------------------------------------ what others say
 
-    def hear(self, each: SignedStatement, now_s: float) -> None:
-        """Take a statement, from its signer or anybody else."""
+    def hear(self, message: AuditMessage, source: bytes, now_s: float) -> None:
+        """Take a message of another participant: a statement may be anybody's."""
+        if isinstance(message, SignedStatement):
+            self._hear_statement(message, now_s)
+        elif isinstance(message, AskStatement):
+            self._hand_over(message, source, now_s)
+        elif message.terms != self._id:
+            return
+        elif isinstance(message, AskPart):
+            self.disclosure.asked(message, source)
+        elif self.disclosure.take(message, source):
+            self._settle_if_complete()
+
+    def _hear_statement(self, each: SignedStatement, now_s: float) -> None:
         if not self._is_ours(each):
             return
         is_new = each.signer not in self.inbox.of(each.phase)
@@ -341,7 +415,7 @@ class Audit:
         elif is_new:
             self._hear_contradiction(each, now_s)
 
-    def asked(self, ask: AskStatement, source: bytes, now_s: float) -> None:
+    def _hand_over(self, ask: AskStatement, source: bytes, now_s: float) -> None:
         """Hand on what we have; not more often than an honest one asks.
 
         An answer is much larger than a question.
@@ -417,7 +491,7 @@ class Audit:
         Only we two know that.
         """
         signed, owners = self.inbox.result_digests(), self.terms.work.plan.owners
-        wrong = [owners[c] for c, digest in enumerate(self._digests) if signed[c] != digest]
+        wrong = [owners[c] for c, digest in enumerate(self._result_digests) if signed[c] != digest]
         work, told = self.terms.work, self.inbox.resultants
         wrong += [o for o, gram in self._grams.items() if shard_gram(work, told[o]) != gram]
         return self.terms.participants[wrong[0]] if wrong else b""
@@ -437,16 +511,24 @@ class Audit:
         Who passes while others doubt has got another verdict than they: they hand theirs on, and
         see who has signed two.
         """
-        self._wanted = tuple(sorted(self.inbox.accused().union(self._wanted)))
-        if not self._wanted:
+        self._in_doubt = tuple(sorted(self.inbox.accused().union(self._in_doubt)))
+        if not self._in_doubt:
             self._pass(now_s)
             return
         work = self.terms.work
         part_bytes = work.part_codec.encoded_bytes(work.grid.size(0))
-        self._silence_s += len(self._wanted) * part_bytes / OPEN_BYTES_PER_S
+        self._silence_s += len(self._in_doubt) * part_bytes / OPEN_BYTES_PER_S
         self._move(Cause.DOUBT, now_s)
         self._hand_on(StatementPhase.VERDICT)
-        self._effects.append(Need(AuditStep.OPEN, self._wanted))
+        self.disclosure.want(self._in_doubt)
+        self._settle_if_complete()
+
+    def _settle_if_complete(self) -> None:
+        """Have the parts in doubt judged, once, when all of them are here."""
+        complete = set(self._in_doubt) <= self.disclosure.opened.keys()
+        if self.step is AuditStep.OPEN and complete and not self._settles:
+            self._settles = True
+            self._effects.append(Need(AuditStep.OPEN))
 
     def _signed(self, phase: StatementPhase, body: object) -> SignedStatement:
         heard = self.inbox.heard(phase) if phase in IN_ORDER else b""
@@ -479,13 +561,10 @@ class Audit:
 
     # ------------------------------------------------------------ time
 
-    def owing(self, opened: Iterable[tuple[int, int]] = ()) -> dict[bytes, int]:
-        """Return who owes something now: participant -> phase (OPENED for an opened part).
-
-        ``opened``: the parts (sender, chunk) that are here.
-        """
+    def owing(self) -> dict[bytes, int]:
+        """Return who owes something now: participant -> phase (OPENED for an opened part)."""
         if self.step is AuditStep.OPEN:
-            lacking = {sender for sender, _ in set(self._wanted).difference(opened)}
+            lacking = {sender for sender, _ in {*self._in_doubt} - self.disclosure.opened.keys()}
             return {self.terms.participants[sender]: OPENED for sender in sorted(lacking)}
         phase = WAITS_FOR.get(self.step)
         if phase is None:
@@ -493,10 +572,10 @@ class Audit:
         late = [*self.inbox.silent(phase), *self.inbox.differing(phase)]
         return {peer: int(phase) for peer in late if peer != self.me}
 
-    def tick(self, now_s: float, opened: Iterable[tuple[int, int]] = ()) -> None:
+    def tick(self, now_s: float) -> None:
         """Ask for what is missing, and say so when nobody has it."""
         self._eliminate(now_s)
-        owing, waited_s = self.owing(opened), now_s - self._since_s
+        owing, waited_s = self.owing(), now_s - self._since_s
         if not owing:
             return
         phase = WAITS_FOR.get(self.step)
@@ -534,117 +613,21 @@ class Audit:
         else:
             self._fail((peer,), f"audit: {short(peer)} has not committed to anything", now_s)
 
+    # ------------------------------------------------------------ opened parts
 
-# ---------------------------------------------------------------- auditor
-#
-# Carry out an audited attempt with its bytes: the machine, held parts, opened parts. Sans-I/O.
-#
-# Whoever has sockets and threads sends what comes out, and calls ``numbers``, ``verdict`` and
-# ``settlement`` where arithmetic is due, in a thread of its own if it takes long. The simulator
-# does the same without threads.
+    @property
+    def doubted_parts(self) -> int:
+        """Return how many parts had to be opened."""
+        return len(self._in_doubt)
 
-
-# A slow machine sketches and hashes as much: an hour for a trillion, seconds for what runs today.
-ELEMENTS_PER_S: Final = 10_000_000
-
-
-class Auditor:
-    """Join the machine of an audited attempt with the parts and results that it is about.
-
-    ``own``: the encoded own parts, one for each chunk, which the reduction will send; none if this
-    peer does not count.
-    """
-
-    def __init__(
-        self,
-        terms: AuditTerms,
-        me: bytes,
-        signer: Signer,
-        own: Sequence[U8],
-        secret: bytes,
-        now_s: float,
-        work: bytes = b"",
-    ) -> None:
-        self.terms, self.index = terms, terms.participants.index(me)
-        self._own = own
-        self._digests = [hashlib.sha256(part.data).digest() for part in own]
-        owners = terms.work.plan.owners
-        roots = shard_roots(self._digests, owners, len(terms.participants)) if own else ()
-        silence_s = SILENCE_S + terms.elements / ELEMENTS_PER_S
-        self.machine = Audit(
-            terms,
-            me,
-            signer,
-            roots=roots,
-            work=work if own else b"",
-            secret=secret,
-            now_s=now_s,
-            silence_s=silence_s,
-        )
-        self._copies = HeldParts(terms.work, self.index)
-        self._held: dict[tuple[int, int], U8] = {}  # parts of chunks that this peer owns ...
-        self._held_digests: dict[tuple[int, int], bytes] = {}
-        self._results: Sequence[U8] = ()
-        self._numbers = Numbers(terms.work, own, self._held)
-        self.opening = PartDisclosure(terms, self.index, self._shown, self._is_promised)
-
-    # ------------------------------------------------------------ the reduction
-
-    def keep(self, sender: int, chunk: int, part: U8) -> None:
-        """Keep and hash a copy of a part of a chunk that this peer owns. Safe in any thread."""
-        copy = self._copies.copy(sender, chunk, part)
-        self._held_digests[sender, chunk] = hashlib.sha256(copy.data).digest()
-        self._held[sender, chunk] = copy
-
-    def came(self, chunk: int, result: U8) -> None:
-        """Take a chunk of the result and compute what needs no draw. Safe in any thread."""
-        self._numbers.came(chunk, result)
-
-    def reduced(self, results: Sequence[U8]) -> None:
-        """Keep the result, all chunks of which are here."""
-        self._results = results
-
-    def unlike_promised(self) -> list[int]:
-        """Return the senders whose parts, all of which are here, are not what was committed to."""
-        work, commitments = self.terms.work, self.machine.inbox.commitments
-        shard = work.shards.get(self.index, ())
-        return [
-            sender
-            for sender in work.counted
-            if sender != self.index
-            and shard
-            and merkle_root([self._held_digests[sender, chunk] for chunk in shard])
-            != commitments[sender].roots[self.index]
-        ]
-
-    # ------------------------------------------------------------ arithmetic, when it is due
-
-    def numbers(self) -> Check:
-        return self._numbers.check(self.machine.inbox.seed, self._results)
-
-    def look(self) -> tuple[Mapping[tuple[int, int], bytes], Sequence[ResultNumbers]]:
-        """Return what others should tell of the parts held here; it needs nothing that they tell.
-
-        Beside it, what all results look like (``Numbers.look``).
-        """
-        return self._numbers.look(self.machine.inbox.seed, self._results)
-
-    def verdict(self) -> tuple[dict[int, int], list[int]]:
-        """Return whom this owner accuses (sender -> chunk), and the chunks in doubt for all."""
-        inbox = self.machine.inbox
-        true, seen = self.look()
-        accused = accusations(self.terms, inbox, true)
-        return accused, doubted(self.terms.work, inbox.checks, inbox.resultants, seen)
-
-    def settlement(self) -> list[Evidence]:
-        return settle(self.terms, self.machine.inbox, self.opening.opened, self._results)
-
-    # ------------------------------------------------------------ opening
+    def asks(self, now_s: float) -> list[tuple[bytes, AskPart]]:
+        """Return whom to ask now for which pieces of parts that are in doubt."""
+        return self.disclosure.asks(now_s) if self.step is AuditStep.OPEN else []
 
     def answers(self) -> list[tuple[bytes, DisclosedPiece]]:
         """Return which pieces of our parts to send to whom; none before all verdicts are here."""
-        is_time = self.machine.inbox.is_complete(StatementPhase.VERDICT)
-        return self.opening.answers() if is_time else []
+        is_time = self.inbox.is_complete(StatementPhase.VERDICT)
+        return self.disclosure.answers() if is_time else []
 
     def _shown(self, sender: int, chunk: int) -> Shown | None:
         """Return a part with its proof, if we have all that proves it; else None.
@@ -655,7 +638,7 @@ class Auditor:
         if chunk >= len(owners):
             return None
         if sender == self.index and self._own:
-            proof = opening(self._digests, owners, chunk)
+            proof = opening(self._own_digests, owners, chunk)
             return Shown(sender, chunk, self._own[chunk].tobytes(), proof)
         if (sender, chunk) not in self._held or owners[chunk] != self.index:
             return None
@@ -666,6 +649,6 @@ class Auditor:
 
     def _is_promised(self, shown: Shown) -> bool:
         owners = self.terms.work.plan.owners
-        root = self.machine.inbox.commitments[shown.sender].roots[owners[shown.chunk]]
+        root = self.inbox.commitments[shown.sender].roots[owners[shown.chunk]]
         digest = hashlib.sha256(shown.data).digest()
         return opens(digest, shown.chunk, owners, shown.proof, root)

@@ -17,8 +17,8 @@ from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.daemon.ports import AuditPort
 from atoll.peer.membership.signing import Signer
 from atoll.peer.verify.attempt_audit import (
+    AttemptAudit,
     AuditFailed,
-    Auditor,
     AuditStep,
     Convicted,
     Effect,
@@ -26,10 +26,7 @@ from atoll.peer.verify.attempt_audit import (
     TellParticipants,
 )
 from atoll.peer.verify.statement import (
-    AskPart,
-    AskStatement,
     AuditMessage,
-    DisclosedPiece,
     SignedStatement,
     StatementPhase,
 )
@@ -46,7 +43,7 @@ EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class AuditedAttempt:
-    """Run one audited attempt.
+    """Run the audit of one attempt in the event loop.
 
     ``gate`` is called when parts may be sent. Afterwards ``passed`` or ``failed`` is called, once;
     ``failed`` with the participants that it failed because of, and why.
@@ -55,42 +52,38 @@ class AuditedAttempt:
     def __init__(
         self,
         host: AuditManager,
-        auditor: Auditor,
+        audit: AttemptAudit,
         gate: Callable[[], None],
         passed: Callable[[], None],
         failed: Callable[[tuple[bytes, ...], str], None],
     ) -> None:
-        self.auditor = auditor
+        self.audit = audit
         self._host, self._gate, self._passed, self._failed = host, gate, passed, failed
-        self._wanted: tuple[tuple[int, int], ...] = ()
-        self._settling = False
         self.ended = False
 
     @property
     def terms(self) -> AuditTerms:
-        return self.auditor.terms
+        return self.audit.terms
 
     def reduced(
-        self,
-        results: Sequence[U8],
-        digests: Sequence[bytes],
-        products: InnerProducts,
+        self, results: Sequence[U8], digests: Sequence[bytes], products: InnerProducts
     ) -> None:
         """Take the whole result, which is here, with the inner products that it was made with."""
-        self.auditor.reduced(results)
-        self._spawn(self._compare(digests, products))
+        self._spawn(self._compare(results, digests, products))
 
-    async def _compare(self, digests: Sequence[bytes], products: InnerProducts) -> None:
+    async def _compare(
+        self, results: Sequence[U8], digests: Sequence[bytes], products: InnerProducts
+    ) -> None:
         """Compare the parts that were sent with those that were promised."""
-        liars = await self._host.compute(self.auditor.unlike_promised)
+        audit = self.audit
+        liars = await self._host.compute(audit.unlike_promised)
         if self.ended:
             return
-        machine = self.auditor.machine
         if liars:
             peer = self.terms.participants[liars[0]]
-            machine.mismatch(peer, "its part is not what it has committed to", self._host.now_s)
+            audit.mismatch(peer, "its part is not what it has committed to", self._host.now_s)
         else:
-            machine.reduced(digests, products, self._host.now_s)
+            audit.reduced(results, digests, products, self._host.now_s)
         self.pump()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -111,18 +104,14 @@ class AuditedAttempt:
     # ------------------------------------------------------------ effects
 
     def pump(self) -> None:
-        machine = self.auditor.machine
-        while not self.ended and (effects := machine.take()):
+        """Carry out what the audit decides, until it waits for something."""
+        while not self.ended and (effects := self.audit.take()):
             for effect in effects:
                 self._carry(effect)
         if self.ended:
             return
-        for peer, message in (*self.auditor.answers(), *self._asks()):
+        for peer, message in (*self.audit.answers(), *self.audit.asks(self._host.now_s)):
             self._host.daemon.send(peer, message)
-
-    def _asks(self) -> list[tuple[bytes, AskPart]]:
-        is_open = self.auditor.machine.step is AuditStep.OPEN
-        return self.auditor.opening.asks(self._host.now_s) if is_open else []
 
     def _carry(self, effect: Effect) -> None:
         if isinstance(effect, TellParticipants):
@@ -140,72 +129,56 @@ class AuditedAttempt:
         elif effect.step is AuditStep.VERDICT:
             self._spawn(self._judge())
         else:
-            self._wanted = effect.parts
-            self.auditor.opening.want(effect.parts)
-            self._settle_soon()
+            self._spawn(self._settle())
 
     def _tell(self, message: object, peers: Collection[bytes]) -> None:
-        me = self.auditor.machine.me
         for peer in peers or self.terms.participants:
-            if peer != me:
+            if peer != self.audit.me:
                 self._host.daemon.send(peer, message)
 
     async def _tell_numbers(self) -> None:
-        check = await self._host.compute(self.auditor.numbers)
+        check = await self._host.compute(self.audit.numbers)
         if not self.ended:
-            self.auditor.machine.told(check, self._host.now_s)
+            self.audit.told(check, self._host.now_s)
             self.pump()
         if not self.ended:
-            await self._host.compute(self.auditor.look)  # until others have told theirs
+            await self._host.compute(self.audit.look)  # until others have told theirs
 
     async def _judge(self) -> None:
-        accused, doubted = await self._host.compute(self.auditor.verdict)
+        accused, doubted = await self._host.compute(self.audit.verdict)
         if not self.ended:
-            self.auditor.machine.judged(accused, doubted, self._host.now_s)
+            self.audit.judged(accused, doubted, self._host.now_s)
             self.pump()
 
-    def _settle_soon(self) -> None:
-        complete = set(self._wanted) <= self.auditor.opening.opened.keys()
-        if self.auditor.machine.step is AuditStep.OPEN and complete and not self._settling:
-            self._settling = True
-            self._spawn(self._settle())
-
     async def _settle(self) -> None:
-        found = await self._host.compute(self.auditor.settlement)
+        found = await self._host.compute(self.audit.settlement)
         if self.ended:
             return
         if not found:
-            self._host.daemon.note(
-                "audit",
-                f"round {self.terms.round}: {len(self._wanted)} parts were opened, all was right",
-            )
-        self.auditor.machine.resolved(found, self._host.now_s)
+            text = f"{self.audit.doubted_parts} parts were opened, all was right"
+            self._host.daemon.note("audit", f"round {self.terms.round}: {text}")
+        self.audit.resolved(found, self._host.now_s)
         self.pump()
 
-    # ------------------------------------------------------------ what others say
+    # ------------------------------------------------------------ what happens
 
-    def hear(self, message: object, source: bytes) -> None:
-        machine, auditor = self.auditor.machine, self.auditor
-        if source not in self.terms.participants:
-            return
-        if isinstance(message, SignedStatement):
-            machine.hear(message, self._host.now_s)
-        elif isinstance(message, AskStatement):
-            machine.asked(message, source, self._host.now_s)
-        elif isinstance(message, AskPart):
-            auditor.opening.asked(message, source)
-        elif isinstance(message, DisclosedPiece) and auditor.opening.take(message, source):
-            self._settle_soon()
+    def hear(self, message: AuditMessage, source: bytes) -> None:
+        if source in self.terms.participants:
+            self.audit.hear(message, source, self._host.now_s)
+            self.pump()
+
+    def banned(self, peers: Collection[bytes]) -> None:
+        self.audit.banned(peers, self._host.now_s)
+        self.pump()
+
+    def tick(self) -> None:
+        self.audit.tick(self._host.now_s)
         self.pump()
 
     def end(self) -> None:
         """End an attempt that is committed or given up: nobody needs anything of it any more."""
         self.ended = True
         self._host.forget(self)
-
-    def tick(self) -> None:
-        self.auditor.machine.tick(self._host.now_s, self.auditor.opening.opened)
-        self.pump()
 
 
 class AuditManager:
@@ -254,22 +227,22 @@ class AuditManager:
     def took_part(self, terms: bytes) -> bool:
         return terms in self._took_part
 
-    def auditor(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> Auditor:
-        """Return the auditor of an attempt; it hashes the encoded own parts. Safe in any thread."""
+    def audit_of(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> AttemptAudit:
+        """Return the audit of an attempt; it hashes the encoded own parts. Safe in any thread."""
         secret = secrets.token_bytes(32)
-        return Auditor(terms, self._me, self._signer, own, secret, self.now_s, steps)
+        return AttemptAudit(terms, self._me, self._signer, own, secret, self.now_s, steps)
 
     def begin(
         self,
-        auditor: Auditor,
+        audit: AttemptAudit,
         *,
         gate: Callable[[], None],
         passed: Callable[[], None],
         failed: Callable[[tuple[bytes, ...], str], None],
     ) -> AuditedAttempt:
         """Begin an attempt with what was said early; the caller pumps it, once it knows it."""
-        terms = auditor.terms
-        attempt = self._attempts[terms.digest] = AuditedAttempt(self, auditor, gate, passed, failed)
+        terms = audit.terms
+        attempt = self._attempts[terms.digest] = AuditedAttempt(self, audit, gate, passed, failed)
         early, self._early, self._early_bytes = self._early, [], 0
         for source, each in early:
             if each.statement.terms == terms.digest:
@@ -294,8 +267,7 @@ class AuditManager:
     def banned(self, peers: Collection[bytes]) -> None:
         self.validating.banned(peers)
         for attempt in list(self._attempts.values()):
-            attempt.auditor.machine.banned(peers, self.now_s)
-            attempt.pump()
+            attempt.banned(peers)
 
     def close(self) -> None:
         if self._ticking is not None:
@@ -333,7 +305,7 @@ class AuditManager:
         attempts = list(self._attempts.values())
         for attempt in attempts:
             attempt.tick()
-        if self._computing or any(each.auditor.machine.is_patient for each in attempts):
+        if self._computing or any(each.audit.is_patient for each in attempts):
             self.progress += 1
         if self._computing or self._attempts:
             self._tick_soon()

@@ -34,7 +34,7 @@ from atoll.optim.spec import RunSpec
 from atoll.peer.daemon.ports import AuditPort
 from atoll.peer.membership.signing import Signer
 from atoll.peer.membership.view import short
-from atoll.peer.verify.attempt_audit import Auditor, AuditStep, Convicted, TellParticipants
+from atoll.peer.verify.attempt_audit import AttemptAudit, AuditStep, Convicted, TellParticipants
 from atoll.peer.verify.disclosure import encoded_parts
 from atoll.peer.verify.evidence import Evidence
 from atoll.peer.verify.statement import (
@@ -325,15 +325,14 @@ class Validating:
 
     # ------------------------------------------------------------ rounds
 
-    def committed(self, auditor: Auditor, spec: RunSpec, manifest: Manifest, theta: F32) -> None:
+    def committed(self, audit: AttemptAudit, spec: RunSpec, manifest: Manifest, theta: F32) -> None:
         """Note that an attempt that was audited here is in the run.
 
         ``theta``: float32[elements], the run's parameters before it.
         """
-        terms, machine = auditor.terms, auditor.machine
-        if machine.step is not AuditStep.PASSED:
+        terms, inbox = audit.terms, audit.inbox
+        if audit.step is not AuditStep.PASSED:
             return
-        inbox = machine.inbox
         commitments = inbox.commitments
         self._rounds[terms.digest] = _Round(terms, spec, manifest, theta, commitments)
         works = {terms.participants[i]: c.work for i, c in commitments.items() if c.work}

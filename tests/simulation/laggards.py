@@ -55,10 +55,10 @@ class Replayer(Lies):
         self._now = {}
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        auditor = self.world.peers[self.me].auditor
-        assert auditor is not None
+        audit = self.world.peers[self.me].audit
+        assert audit is not None
         for phase in StatementPhase:
-            self._now |= dict.fromkeys(auditor.machine.inbox.of(phase).values())
+            self._now |= dict.fromkeys(audit.inbox.of(phase).values())
         self._now[message] = None
         for said in (self.past, self._now):
             for old in self.rng.choices(list(said), k=AGAIN) if said else ():

@@ -223,11 +223,9 @@ class BadReveal(Lies):
             assert isinstance(message, SignedStatement)
             self.must_fall = True
             other = self._other(message, Reveal(bytes(32)))
-            auditor = self.world.peers[self.me].auditor
-            assert auditor is not None
-            auditor.machine.inbox._said[StatementPhase.REVEAL][self.me] = (
-                other  # it computes with it too
-            )
+            audit = self.world.peers[self.me].audit
+            assert audit is not None
+            audit.inbox._said[StatementPhase.REVEAL][self.me] = other  # it computes with it too
             yield 0.0, other
         else:
             yield 0.0, message

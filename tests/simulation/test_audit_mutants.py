@@ -19,17 +19,21 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nobody looks at inner products": (checks, "implausible_grams", lambda *given: []),
     "wrong numbers are forgiven": (inbox, "_wrong_numbers", lambda *given: []),
     "parts need not be what was promised": (
-        attempt_audit.Auditor,
+        attempt_audit.AttemptAudit,
         "unlike_promised",
         lambda self: [],
     ),
     "opened parts need not be either": (
-        attempt_audit.Auditor,
+        attempt_audit.AttemptAudit,
         "_is_promised",
         lambda self, shown: True,
     ),
     "any secret may be revealed": (inbox.Inbox, "broken_draw", lambda self: None),
-    "results need not be what was signed": (attempt_audit.Audit, "_other_result", lambda self: b""),
+    "results need not be what was signed": (
+        attempt_audit.AttemptAudit,
+        "_other_result",
+        lambda self: b"",
+    ),
     "nobody compares what was heard": (inbox.Inbox, "differing", lambda self, phase: []),
     "the first statement stands": (
         inbox.Inbox,
@@ -39,7 +43,7 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     "nobody asks for what is missing": (attempt_audit, "ASK_S", 1e9),
     "no turns among those who contradict": (attempt_audit, "TURN_S", 0.0),
     "nobody hands on what it has heard": (
-        attempt_audit.Audit,
+        attempt_audit.AttemptAudit,
         "_hand_on",
         lambda self, phase: None,
     ),

@@ -118,13 +118,13 @@ def test_words_of_honest_peers_are_evidence_of_nothing(kind: str, rule: str) -> 
     world = World(replace(ALONE, liars={}, rule=rule), keys(ALONE))
     world.play()
     peer = next(iter(world.peers.values()))
-    assert peer.auditor is not None
-    auditor = peer.auditor
-    inbox, terms = auditor.machine.inbox, auditor.terms
+    assert peer.audit is not None
+    audit = peer.audit
+    inbox, terms = audit.inbox, audit.terms
     for count in (1, 2, len(IN_ORDER)):
         words = tuple(w for phase in IN_ORDER[-count:] for w in inbox.of(phase).values())
         for culprit in terms.participants:
-            for parts in ((), tuple(auditor._shown(auditor.index, c) for c in (0,))):  # type: ignore[misc]
+            for parts in ((), tuple(audit._shown(audit.index, c) for c in (0,))):  # type: ignore[misc]
                 refused(Evidence(kind, culprit, terms, words, parts=parts))  # type: ignore[arg-type]
 
 

@@ -54,7 +54,7 @@ class Site:
         for part in own:
             work.part_codec.encode(np.ones(256, np.float32), part)
         attempt = self.host.begin(
-            self.host.auditor(TERMS, own),
+            self.host.audit_of(TERMS, own),
             gate=lambda: None,
             passed=lambda: None,
             failed=lambda peers, why: self.failed.append(peers),
