@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from atoll.peer.daemon.allocator import cap_arenas
+from atoll.peer.daemon.process import cap_arenas
 
 cap_arenas()  # as every daemon does: tests of parts of one judge memory too
 

@@ -350,12 +350,12 @@ async def _serve(
     here = f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave"
 
     def joined(view: View) -> None:
-        own = f"peer {short(home.peer_id)} at {daemon.address}"
+        own = f"peer {short(home.peer_id)} at {daemon.advertised()}"
         log.begin(_whom_it_joined(daemon, view), f"  this is {own}, home {home.path}", here)
 
     def ready() -> None:
         if daemon.node.bootstrap.waiting and not options.founders:  # for others who resume
-            log.begin(f"resuming run {options.run}: {missing_founders(daemon)}")
+            log.begin(f"resuming run {options.run}: {missing_founders(daemon.parts)}")
         if options.founders or (options.found and daemon.node.view is not None):
             log.begin(*_how_to_join(daemon), f"  home {home.path}", here)
         else:
@@ -378,14 +378,15 @@ async def _serve(
 
 def _how_to_join(daemon: Daemon) -> tuple[str, str]:
     """Return the first lines of a daemon that founds a run: what to type elsewhere, who it is."""
-    from atoll.peer.daemon.startup import invite_of
+    from atoll.peer.daemon.admin_service import invite_of
 
-    run, address = daemon.options.run, daemon.address
-    me = f"peer {short(daemon.home.peer_id)} of run {run} at {address}"
-    if daemon.options.authority:
+    options, address = daemon.parts.options, daemon.advertised()
+    run = options.run
+    me = f"peer {short(daemon.node.me.peer)} of run {run} at {address}"
+    if options.authority:
         at = f"--run {run} --at {address}"
         return f"run {run} takes invites of its authority: atoll authority invite DIR {at}", me
-    return f"atoll join {invite_of(daemon)}", f"{me}; the line above is for other machines"
+    return f"atoll join {invite_of(daemon.parts)}", f"{me}; the line above is for other machines"
 
 
 def _whom_it_joined(daemon: Daemon, view: View) -> str:
@@ -393,9 +394,10 @@ def _whom_it_joined(daemon: Daemon, view: View) -> str:
     lead = view.member(view.coordinator)
     number = max(node.follower.round + node.syncing.rounds_behind, view.base_round)
     count = sum(peer != node.me.peer for peer in view.peers)
-    follows = "following" if daemon.options.role == ARCHIVE else "joined"
+    run = daemon.parts.options.run
+    follows = "following" if node.me.role == ARCHIVE else "joined"
     return (
-        f"{follows} run {daemon.options.run}: {count} peer{'s' if count > 1 else ''}, coordinator"
+        f"{follows} run {run}: {count} peer{'s' if count > 1 else ''}, coordinator"
         f" {short(view.coordinator)} at {lead.address if lead else 'an unknown address'},"
         f" round {number}"
     )

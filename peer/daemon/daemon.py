@@ -1,7 +1,8 @@
 """Run the peer daemon: one event loop that connects the membership machine to the world.
 
 Sockets, timers and threads become events for the machine; its effects become messages, dials and
-orders to the round runner. Decisions live elsewhere (peer/membership/), this file only wires.
+orders about rounds. Who takes each message of another peer, and who carries out each effect, is in
+two tables; what they are is built in wiring.py. Decisions live elsewhere (peer/membership/).
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, get_args
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 from atoll.collectives.errors import (
     AtollError,
@@ -19,45 +21,30 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     RemoteProtocolError,
 )
+from atoll.collectives.native import say_once
 from atoll.collectives.threads import workers
+from atoll.collectives.units import duration
 from atoll.peer.authority.ledger import AboutPasses
-from atoll.peer.daemon.admin_service import Commands
-from atoll.peer.daemon.event_log import EventLog, RoundLines
-from atoll.peer.daemon.ipc_server import IpcServer
-from atoll.peer.daemon.keys import HomeSigner
+from atoll.peer.daemon.admin_service import AdminService
+from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.options import DaemonOptions, first_event
-from atoll.peer.daemon.reconnect import Reconnector
+from atoll.peer.daemon.process import prepare_process
 from atoll.peer.daemon.resuming import Inquiry
-from atoll.peer.daemon.startup import (
-    admission_of,
-    audits_of,
-    check_joined_later,
-    checkpointer_of,
-    first_contact,
-    planner_of,
-    prepare_process,
-    say_who_is_missing,
-    unless_ended,
-    vector_service_of,
-)
-from atoll.peer.daemon.trainer_service import TrainerService
+from atoll.peer.daemon.status import missing_founders
+from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.messages import AboutLinks, StreamPlan
-from atoll.peer.links.monitor import LinkMonitor
 from atoll.peer.links.planner import round_bytes
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.messages import Begin
-from atoll.peer.membership.node import Node
+from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
 from atoll.peer.membership.view import ARCHIVE, Member, View, short
 from atoll.peer.net import byte_counts
-from atoll.peer.net.certs import run_tls
-from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.wire import name_of
-from atoll.peer.rounds.executor import RoundExecutor
 from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.state_sync.messages import ANSWERED_TO_LEARNERS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.streams.stream import DataStream
@@ -66,6 +53,10 @@ from atoll.peer.verify.ban_list import AboutBans
 from atoll.peer.verify.evidence import Evidence
 from atoll.peer.verify.statement import AuditMessage
 
+T = TypeVar("T")
+JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
+MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
+MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
@@ -77,82 +68,46 @@ class Daemon:
     """
 
     def __init__(self, home: Home, options: DaemonOptions, say: Callable[[str], None]) -> None:
-        self.home = home
-        self.options = options
-        self.started_s = time.monotonic()
-        self.event_log = EventLog(say)
-        self.note = self.event_log.note
+        event_log = EventLog(say)
+        self.note = event_log.note
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._known: tuple[str, ...] = ()  # addresses of the run, as the home has them
-        self._saving = asyncio.Lock()
         self._inc = home.next_incarnation(time.time_ns())
-        self.address = ""
-        self.admission = admission_of(self)
-        self.host = ConnectionManager(
-            peer_id=home.peer_id,
-            tls=run_tls(home, options.secret),
-            run=options.run,
-            daemon=self,
-            ciphers=options.ciphers,
-            congestion=options.congestion,
-            policy=self.admission,
-            of_rounds=get_args(AuditMessage),
-        )
-        self.node = Node(Member(home.peer_id, self._inc, options.role), signer=HomeSigner(home))
-        self.audits = audits_of(self)
-        self.executor = RoundExecutor(
-            me=home.peer_id,
-            host=self.host,
-            audits=self.audits,
-            daemon=self,
-            received=home.path / "received",
-        )
-        self.rounds = RoundLines(self)
-        self.monitor = LinkMonitor(
-            me=home.peer_id, streams=self.executor.streams, daemon=self, probes=options.probes
-        )
-        self.planner = planner_of(self)
-        self.reconnector = Reconnector(
-            self.host, self.executor.streams, self.spawn, self._on_dial_error
-        )
-        self.trainers = TrainerService(
-            options.run, short(home.peer_id), self.node, self.executor, self.feed
-        )
-        self.vectors = vector_service_of(self)
-        handlers = self.trainers.handlers() | self.vectors.handlers() | Commands(self).handlers()
-        self.ipc_server = IpcServer(home.socket_path, handlers, self.vectors.gone)
-        self.trainers.ipc_server, self.event_log.publish = self.ipc_server, self.ipc_server.publish
+        self.parts = Components(home, options, event_log, self)
+        self.node, self.host = self.parts.node, self.parts.host
+        self.executor = self.parts.executor
         self._message_handlers = self._message_table()
         self._effect_handlers = self._effect_table()
         self._archive = options.role == ARCHIVE
         self._on_view: Callable[[View], None] | None = None  # see tell_view
-        self.was_in = False  # in some view of this life
+        self._was_in = False  # in some view of this life
         self._rounds = 0  # that were committed in it
-        self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
-        self.checkpointer = checkpointer_of(options, home, lambda: self._inc, self.note)
 
     # ------------------------------------------------------------ life
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Listen, found or join, serve until left. ``on_ready`` runs when commands are answered."""
+        parts = self.parts
         self._loop.set_exception_handler(self._on_defect)
         self._loop.set_default_executor(workers(WORKERS_MAX, "work"))
-        if self.checkpointer is not None and self._archive:
+        if parts.checkpointer is not None and self._archive:
             # It may fall behind, so it stands still while it is copied.
-            self.executor.sync.may_finish = self.checkpointer.idle
+            self.executor.sync.may_finish = parts.checkpointer.idle
         try:
-            prepare_process(self.note, self.options.verbose)
+            prepare_process(self.note, parts.options.verbose)
+            say_once(partial(self.note, "codecs"))
             await self._listen()
-            self.ipc_server.start()
+            admin = AdminService(parts, self)
+            handlers = parts.trainers.handlers() | parts.vectors.handlers() | admin.handlers()
+            parts.ipc_server.start(handlers, parts.vectors.gone)
             self.spawn(self.executor.run())
-            self.spawn(self.monitor.run())
-            self.spawn(self.planner.run())
+            self.spawn(parts.monitor.run())
+            self.spawn(parts.planner.run())
             await self._enter()
             if not self._end.done():
-                self.spawn(self.reconnector.run(lambda: self.node.view, self.contacts, self._seeks))
+                self.spawn(parts.reconnector.run(self.node, parts.addresses))
                 on_ready()
             await self._end
         finally:
@@ -160,35 +115,77 @@ class Daemon:
 
     async def _enter(self) -> None:
         """Found the run, wait for other founders, or reach a member."""
-        loaded, begins = self.options.resume, first_event(self.options, self.address)
+        parts, options = self.parts, self.parts.options
+        loaded, begins = options.resume, first_event(options, self.advertised())
         if loaded is not None:
             self.executor.restore(loaded)
             self.note("checkpoint", f"round {loaded.round} of {loaded.path.name} is loaded")
         if begins is None:
-            await first_contact(self, self._end)
-        elif isinstance(begins, ev.Found) and loaded is not None and self.options.contacts:
-            self.inquiry = Inquiry(self.host, self.node.me, self.options.contacts)
-            begins = None if await self._lives(self.inquiry) else begins
+            await self._reach_any()
+        elif isinstance(begins, ev.Found) and loaded is not None and options.contacts:
+            parts.inquiry = Inquiry(self.host, self.node.me, options.contacts)
+            begins = None if await self._lives(parts.inquiry) else begins
         if begins is not None:
             self.feed(begins)
         self._hear_of_links()
         if begins is None:
-            check_joined_later(self)
+            self._check_joined_later()
             return
         if self.node.view is not None:
-            await self._save_known(self.node.view)  # before anybody can rely on the run
+            await parts.addresses.save_view(self.node.view)  # before anybody can rely on the run
         else:
-            self.spawn(say_who_is_missing(self))
+            self.spawn(self._say_who_is_missing())
+
+    async def _reach_any(self) -> None:
+        """Reach any peer of the run, unless this one is told to end meanwhile.
+
+        Raises ConnectError if none can be reached.
+        """
+        options = self.parts.options
+        if not options.contacts:
+            raise ConnectError(
+                f"no known address of run {options.run}", fix="join with an invite: atoll join"
+            )
+        reached = self.parts.reconnector.reach_any(options.contacts, options.fingerprint)
+        await unless_ended(reached, self._end)
+
+    def _check_joined_later(self) -> None:
+        """Check once, when the time for joining is up, that this peer is in its run.
+
+        Whoever was in, or was let in to learn, comes back however long that takes.
+        """
+        self._loop.call_later(JOIN_TIMEOUT_S, self._check_joined)
+
+    def _check_joined(self) -> None:
+        node = self.node
+        if node.bootstrap.waiting:  # which may take long
+            self._check_joined_later()
+        elif not self._was_in and node.phase is not Phase.LEARNER and node.view is None:
+            last = self.parts.event_log.last_error or "no error"
+            run, limit_s = self.parts.options.run, JOIN_TIMEOUT_S
+            why = f"this peer is {node.phase.value}; {last}"
+            what = f"not admitted to run {run} within {duration(limit_s)} ({why})"
+            self.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))
+
+    async def _say_who_is_missing(self) -> None:
+        """Write to the log who is missing while founders gather; less and less often."""
+        pause_s = MISSING_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if not self.node.bootstrap.waiting:
+                return
+            self.note("genesis", missing_founders(self.parts))
+            pause_s = min(2 * pause_s, MISSING_PAUSE_MAX_S)
 
     async def _listen(self) -> None:
-        options = self.options
+        options = self.parts.options
         _, port = await self.host.listen(options.listen_host, options.listen_port)
         has_port = ":" in options.advertise.rpartition("]")[2]
-        self.address = (
+        address = (
             options.advertise if has_port else format_address(options.advertise.strip("[]"), port)
         )
         me = self.node.me
-        self.node.me = Member(me.peer, me.inc, me.role, self.address)
+        self.node.me = Member(me.peer, me.inc, me.role, address)
 
     async def _lives(self, inquiry: Inquiry) -> bool:
         """Return whether the run to be resumed lives.
@@ -198,12 +195,12 @@ class Daemon:
         view = await unless_ended(inquiry.ask(), self._end)
         if self._end.done():
             return True
-        self.note("resume", inquiry.outcome(self.options.run, view))
+        self.note("resume", inquiry.outcome(self.parts.options.run, view))
         return view is not None
 
     def _hear_of_links(self) -> None:
         """Take up the links that were made while it was asked whether the run lives."""
-        inquiry, self.inquiry = self.inquiry, None
+        inquiry, self.parts.inquiry = self.parts.inquiry, None
         if inquiry is not None:
             for peer in self.host.link_peers():
                 self.on_up(peer, inquiry.addresses.get(peer, ""), 0)
@@ -221,18 +218,19 @@ class Daemon:
             self._end.set_exception(error)
 
     async def _close(self) -> None:
+        parts = self.parts
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        self.rounds.sum_up()
-        if self.checkpointer is not None:
-            await self.checkpointer.close()
-        self.vectors.close()
-        self.audits.close()
+        parts.round_lines.sum_up()
+        if parts.checkpointer is not None:
+            await parts.checkpointer.close()
+        parts.vectors.close()
+        parts.audits.close()
         self.executor.close()
         await self.host.close()
-        self.ipc_server.close()
+        parts.ipc_server.close()
 
     # ------------------------------------------------------------ events in, effects out
 
@@ -268,8 +266,8 @@ class Daemon:
         wire = str(spec.to_wire())
         if wire != self.node.spec:
             terms = terms_of(spec)
-            if self.checkpointer is not None:
-                self.spawn(self.checkpointer.look_for_room(self.executor.state))
+            if self.parts.checkpointer is not None:
+                self.spawn(self.parts.checkpointer.look_for_room(self.executor.state))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
@@ -280,10 +278,11 @@ class Daemon:
             return
         if self._archive and view is not None:
             # Not its bans: no votes come with a view that one is told of.
-            self.admission.ban_list.installed(view.peers, ())
-            self.spawn(self._save_known(view))  # the peer of its invite may not live for ever
-        if self.checkpointer is not None and view is not None:
-            self.checkpointer.committed(event.round, view, state, self.executor.replica.log)
+            self.parts.admission.ban_list.installed(view.peers, ())
+            # The peer of its invite may not live for ever.
+            self.spawn(self.parts.addresses.save_view(view))
+        if self.parts.checkpointer is not None and view is not None:
+            self.parts.checkpointer.committed(event.round, view, state, self.executor.replica.log)
 
     def _tick(self) -> None:
         if (progress_bytes := self.executor.progress_bytes) != self.node.heartbeats.progress_bytes:
@@ -294,7 +293,7 @@ class Daemon:
         """Return what carries out each effect of the membership machine."""
         return self.executor.handlers() | {
             ev.Send: lambda e: self.host.send(e.peer, e.message),
-            ev.Connect: lambda e: self.reconnector.dial(e.peer, e.address),
+            ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
             ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
             ev.Renew: lambda e: self.spawn(self._renew()),
@@ -306,16 +305,16 @@ class Daemon:
         """Return who takes each message of another peer."""
         rows: tuple[tuple[object, Callable[[bytes, Any], None]], ...] = (
             (ms.MEMBERSHIP, self._on_membership),
-            (AboutPasses, self.admission.on_message),
-            (AboutBans, self.admission.ban_list.on_message),
-            (AuditMessage, self.audits.on_message),
-            (AboutLinks, self.monitor.on_message),
-            (StreamPlan, self.planner.on_message),
-            (FetchKept, self.executor.reducer.kept_server.on_fetch_kept),
-            (ResultHead, self.executor.reducer.fetcher.on_head),
+            (AboutPasses, self.parts.admission.on_message),
+            (AboutBans, self.parts.admission.ban_list.on_message),
+            (AuditMessage, self.parts.audits.on_message),
+            (AboutLinks, self.parts.monitor.on_message),
+            (StreamPlan, self.parts.planner.on_message),
+            (FetchKept, self.executor.kept_server.on_fetch_kept),
+            (ResultHead, self.executor.fetcher.on_head),
             (ASKED_OF_DONORS, self.executor.donor.on_message),
             (ANSWERED_TO_LEARNERS, self.executor.sync.on_message),
-            (AboutVectors, self.vectors.on_message),
+            (AboutVectors, self.parts.vectors.on_message),
         )
         table: dict[type, Callable[[bytes, Any], None]] = {}
         for kinds, handler in rows:
@@ -324,11 +323,11 @@ class Daemon:
         return table
 
     def on_message(self, peer: bytes, message: object) -> None:
-        if not self.admission.check_message(peer, message):
+        if not self.parts.admission.check_message(peer, message):
             return
         handler = self._message_handlers.get(type(message))
-        if self.inquiry is not None and not isinstance(message, AboutPasses | AboutBans):
-            self.inquiry.on_message(peer, message)
+        if self.parts.inquiry is not None and not isinstance(message, AboutPasses | AboutBans):
+            self.parts.inquiry.on_message(peer, message)
         elif handler is None:
             raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
         else:
@@ -339,18 +338,18 @@ class Daemon:
 
     def on_up(self, peer: bytes, address: str, inc: int) -> None:
         self.executor.streams.know(peer, address)
-        self.reconnector.answered(address, peer)
-        self.admission.linked(peer)
-        if self.inquiry is not None:
-            self.inquiry.on_up(peer, address)
+        self.parts.reconnector.answered(address, peer)
+        self.parts.admission.linked(peer)
+        if self.parts.inquiry is not None:
+            self.parts.inquiry.on_up(peer, address)
             return
         self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
 
     def on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"connection to {short(peer)} ended: {why}")
-        self.admission.unlinked(peer)
+        self.parts.admission.unlinked(peer)
         self.executor.link_down(peer)
-        self.vectors.link_down(peer, why)
+        self.parts.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
 
     def on_conflict(self, inc: int) -> None:
@@ -363,7 +362,7 @@ class Daemon:
         return self._inc
 
     def advertised(self) -> str:
-        return self.address
+        return self.node.me.address
 
     def on_data(self, peer: bytes, stream: DataStream) -> None:
         self.executor.streams.accept(peer, stream)
@@ -398,25 +397,25 @@ class Daemon:
         return self.node.follower.begins.values()
 
     def convict(self, evidence: Evidence) -> None:
-        self.admission.ban_list.convict(evidence)
+        self.parts.admission.ban_list.convict(evidence)
 
     def banned(self, peers: Collection[bytes]) -> None:
-        self.audits.banned(peers)
+        self.parts.audits.banned(peers)
 
     def took_part(self, terms: bytes) -> bool:
-        return self.audits.took_part(terms)
+        return self.parts.audits.took_part(terms)
 
     def tell_trainer(self, effect: ev.TellTrainer) -> None:
-        self.trainers.tell(effect)
+        self.parts.trainers.tell(effect)
 
     def round_committed(self, begin: Begin, took_s: float, takes_part: bool) -> None:
-        self.rounds.committed(begin, took_s, takes_part=takes_part)
+        self.parts.round_lines.committed(begin, took_s, takes_part=takes_part)
 
     def sent_for_rounds_bytes(self) -> int:
         return self.host.counts.sent[byte_counts.ROUNDS]
 
     def new_loss(self) -> float | None:
-        return self.trainers.new_loss()
+        return self.parts.trainers.new_loss()
 
     def round_bytes(self, peers: int) -> int:
         """Return how many bytes this peer sends in a round with so many peers.
@@ -429,44 +428,29 @@ class Daemon:
     # ------------------------------------------------------------ carrying out effects
 
     def _on_installed(self, view: View) -> None:
-        self.was_in = True
-        self.event_log.installed(view)
-        self.admission.ban_list.installed(view.peers, view.banned)
+        self._was_in = True
+        self.parts.event_log.installed(view)
+        self.parts.admission.ban_list.installed(view.peers, view.banned)
         self.executor.installed(view)
         for member in view.members:
-            if member.peer != self.home.peer_id:
+            if member.peer != self.parts.home.peer_id:
                 self.executor.streams.know(member.peer, member.address)
                 if member.peer in self.host.link_peers():
                     self.executor.streams.warm(member.peer)
-        self.spawn(self._save_known(view))
-
-    async def _save_known(self, view: View) -> None:
-        """Save whom to ask after a restart. Our own address stands for "this run exists"."""
-        others = [m.address for m in view.members if m.peer != self.home.peer_id and m.address]
-        await self._save_record((*others, self.address))
-
-    async def _save_record(self, known: tuple[str, ...]) -> None:
-        if known == self._known:
-            return
-        self._known = known
-        async with self._saving:  # one at a time: the last one that is asked for stays
-            try:
-                await asyncio.to_thread(self.home.save_run, self.options.record(self._known))
-            except OSError as error:  # a full disk must not end the training
-                self.note("disk", f"cannot save the run's addresses in {self.home.path}: {error}")
+        self.spawn(self.parts.addresses.save_view(view))
 
     async def _probe(self, peer: bytes, address: str) -> None:
-        out = self.admission.is_out(peer)  # its process may live, its membership does not
-        answer = "refused" if out else await self.reconnector.probe(peer, address)
+        out = self.parts.admission.is_out(peer)  # its process may live, its membership does not
+        answer = "refused" if out else await self.parts.reconnector.probe(peer, address)
         self.feed(ev.Probed(peer, answer))
 
     async def _renew(self) -> None:
-        before = self._inc
+        home, before = self.parts.home, self._inc
         while self._inc == before:
             try:
-                self._inc = await asyncio.to_thread(self.home.next_incarnation, time.time_ns())
+                self._inc = await asyncio.to_thread(home.next_incarnation, time.time_ns())
             except OSError as error:  # a full disk must not end the training
-                self.note("disk", f"cannot store a new incarnation in {self.home.path}: {error}")
+                self.note("disk", f"cannot store a new incarnation in {home.path}: {error}")
                 await asyncio.sleep(RENEW_PAUSE_S)
         for peer in self.host.link_peers():
             self.host.drop(peer, "joining again as a new incarnation")
@@ -479,7 +463,7 @@ class Daemon:
         """
         view = self.node.view
         if view is not None and len(view.members) == 1:
-            await self._save_record(())
+            await self.parts.addresses.save(())
         self.stop()
 
     def _on_note(self, note: ev.Note) -> None:
@@ -489,21 +473,10 @@ class Daemon:
         elif note.kind == "conflict":
             self.stop(IdentityInUseError(note.text, fix=COPIED_HOME_FIX))
 
-    # ------------------------------------------------------------ links
+    # ------------------------------------------------------------ tasks
 
-    def contacts(self) -> tuple[str, ...]:
-        """Return the addresses of the run to try outside a view, our own left out."""
-        known = self._known or self.options.contacts
-        if self._seeks():
-            known = (*known, *self.options.contacts)
-        return tuple(address for address in dict.fromkeys(known) if address != self.address)
-
-    def _seeks(self) -> bool:
-        """Return whether there may be others of the run that no view names."""
-        return self.node.bootstrap.waiting or self.options.resume is not None
-
-    def _on_dial_error(self, error: ConnectError | IdentityInUseError) -> None:
-        self.event_log.failed(error.what)
+    def dial_failed(self, error: ConnectError | IdentityInUseError) -> None:
+        self.parts.event_log.failed(error.what)
         if isinstance(error, IdentityInUseError):
             self.stop(error)
 
@@ -522,6 +495,16 @@ class Daemon:
         error = context.get("exception") or RuntimeError(context["message"])
         if not self._end.done():
             self._end.set_exception(error)
+
+
+async def unless_ended(work: Awaitable[T], end: asyncio.Future[Any]) -> T | None:
+    """Return what ``work`` gives; if ``end`` is done first, cancel the work and return None."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, end), return_when=asyncio.FIRST_COMPLETED)
+        return None if end.done() else task.result()
+    finally:
+        task.cancel()
 
 
 def _kinds(kinds: Any) -> Iterator[type]:

@@ -21,7 +21,7 @@ import zmq
 import zmq.asyncio
 
 from atoll.collectives.errors import AtollError, LocalProtocolError, SessionError
-from atoll.peer.daemon.descriptors import is_scarce
+from atoll.peer.daemon.process import is_scarce
 
 COMMANDS, LIFELINE, EVENTS = "commands.ipc", "lifeline.sock", "events.ipc"
 CLIENT_ID_BYTES = 16
@@ -49,19 +49,9 @@ def unpack(data: bytes) -> Any:
 
 
 class IpcServer:
-    """Serve the daemon's local clients: commands, lifelines and events.
+    """Serve the daemon's local clients: commands, lifelines and events."""
 
-    ``handlers`` maps command names to ``async (client_id, arguments) -> answer``.
-    """
-
-    def __init__(
-        self,
-        socket_path: Callable[[str], Path],
-        handlers: dict[str, Handler],
-        on_gone: Callable[[bytes], None],
-    ) -> None:
-        self._handlers = handlers
-        self._on_gone = on_gone
+    def __init__(self, socket_path: Callable[[str], Path]) -> None:
         self._context = zmq.asyncio.Context()
         self._paths = {name: socket_path(name) for name in (COMMANDS, LIFELINE, EVENTS)}
         for path in self._paths.values():
@@ -83,9 +73,13 @@ class IpcServer:
         bound.bind(f"ipc://{self._paths[name]}")
         return bound
 
-    def start(self) -> None:
-        self._spawn(self._serve_commands())
-        self._spawn(self._serve_lifelines())
+    def start(self, handlers: dict[str, Handler], on_gone: Callable[[bytes], None]) -> None:
+        """Answer clients from now on; ``on_gone`` is told of each that has ended.
+
+        ``handlers`` maps command names to ``async (client_id, arguments) -> answer``.
+        """
+        self._spawn(self._serve_commands(handlers))
+        self._spawn(self._serve_lifelines(on_gone))
 
     def close(self) -> None:
         for task in self._tasks:
@@ -125,16 +119,16 @@ class IpcServer:
 
     # ------------------------------------------------------------ commands
 
-    async def _serve_commands(self) -> None:
+    async def _serve_commands(self, handlers: dict[str, Handler]) -> None:
         while True:
             client, data = (await self._router.recv_multipart())[:2]
-            self._spawn(self._answer(client, data))
+            self._spawn(self._answer(handlers, client, data))
 
-    async def _answer(self, client: bytes, data: bytes) -> None:
+    async def _answer(self, handlers: dict[str, Handler], client: bytes, data: bytes) -> None:
         number = 0
         try:
             number, name, arguments = unpack(data)
-            handler = self._handlers.get(name)
+            handler = handlers.get(name)
             if handler is None:
                 raise LocalProtocolError(f"unknown command {name!r}; are both sides this version?")
             answer = [number, "ok", await handler(client, arguments)]
@@ -147,7 +141,7 @@ class IpcServer:
 
     # ------------------------------------------------------------ lifelines
 
-    async def _serve_lifelines(self) -> None:
+    async def _serve_lifelines(self, on_gone: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -159,9 +153,9 @@ class IpcServer:
                 connection.close()
                 continue
             connection.setblocking(False)
-            self._spawn(self._watch(connection))
+            self._spawn(self._watch(connection, on_gone))
 
-    async def _watch(self, connection: socket.socket) -> None:
+    async def _watch(self, connection: socket.socket, on_gone: Callable[[bytes], None]) -> None:
         """Hold a lifeline until the client's process ends; it sends its id and then nothing."""
         loop = asyncio.get_running_loop()
         client = b""
@@ -181,7 +175,7 @@ class IpcServer:
         finally:
             connection.close()
             if self._lifelines.pop(client, None) is not None:
-                self._on_gone(client)
+                on_gone(client)
 
 
 async def _quietly(sending: Any) -> None:

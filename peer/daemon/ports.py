@@ -10,7 +10,7 @@ from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from atoll.collectives.errors import AtollError
+    from atoll.collectives.errors import AtollError, ConnectError, IdentityInUseError
     from atoll.peer.membership import events as ev
     from atoll.peer.membership.messages import Begin
     from atoll.peer.membership.view import View
@@ -153,6 +153,26 @@ class RoundsPort(Log, Protocol):
         """Hear that a round is over, how long since its first BEGIN, and whether we were in."""
 
 
+class ReconnectPort(Protocol):
+    """Serve whoever keeps links."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], /) -> None:
+        """Run ``work`` as a task of the daemon, whose end ends it."""
+
+    def dial_failed(self, error: ConnectError | IdentityInUseError, /) -> None:
+        """Hear that a dial in the background has failed, and why."""
+
+
+class AdminPort(Protocol):
+    """Serve the commands of people."""
+
+    def leave(self) -> None:
+        """Leave the run, and end then."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Tell the membership machine what a person asks for."""
+
+
 class RoundLinesPort(Log, Protocol):
     """Serve the lines of committed rounds."""
 
@@ -161,3 +181,18 @@ class RoundLinesPort(Log, Protocol):
 
     def new_loss(self) -> float | None:
         """Return the loss that the trainer has reported since the last call, if any."""
+
+
+class DaemonPort(
+    ConnectionPort,
+    AdmissionPort,
+    BanPort,
+    AuditPort,
+    LinkMonitorPort,
+    PlannerPort,
+    RoundsPort,
+    RoundLinesPort,
+    ReconnectPort,
+    Protocol,
+):
+    """Serve every component."""

@@ -1,16 +1,19 @@
-"""Keep links: dial members that are not linked, and find out whether a silent one is dead."""
+"""Keep links: dial members without one, outside a view any address of the run; probe the silent."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
+from atoll.peer.daemon.options import DaemonOptions
+from atoll.peer.daemon.ports import Log, ReconnectPort
+from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.dial import SECRET, UNREACHED
+from atoll.peer.net.identity import Home
 from atoll.peer.streams.manager import Streams
 
 REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
@@ -22,20 +25,51 @@ PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tr
 PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
 
 
+class KnownAddresses:
+    """Keep whom to ask for the run, outside a view and after a restart: the home remembers them."""
+
+    def __init__(self, home: Home, options: DaemonOptions, node: Node, log: Log) -> None:
+        self._home, self._options, self._node, self._log = home, options, node, log
+        self._known: tuple[str, ...] = ()  # as the home has them
+        self._saving = asyncio.Lock()
+
+    def contacts(self) -> tuple[str, ...]:
+        """Return the addresses of the run to try outside a view, our own left out."""
+        known = self._known or self._options.contacts
+        if self.seeks():
+            known = (*known, *self._options.contacts)
+        own = self._node.me.address
+        return tuple(address for address in dict.fromkeys(known) if address != own)
+
+    def seeks(self) -> bool:
+        """Return whether there may be others of the run that no view names."""
+        return self._node.bootstrap.waiting or self._options.resume is not None
+
+    async def save_view(self, view: View) -> None:
+        """Save whom to ask after a restart. Our own address stands for "this run exists"."""
+        me = self._node.me
+        others = [m.address for m in view.members if m.peer != me.peer and m.address]
+        await self.save((*others, me.address))
+
+    async def save(self, known: tuple[str, ...]) -> None:
+        if known == self._known:
+            return
+        self._known = known
+        async with self._saving:  # one at a time: the last one that is asked for stays
+            try:
+                await asyncio.to_thread(self._home.save_run, self._options.record(self._known))
+            except OSError as error:  # a full disk must not end the training
+                where = self._home.path
+                self._log.note("disk", f"cannot save the run's addresses in {where}: {error}")
+
+
 class Reconnector:
     """Keep this peer linked to the members of its run, in the event loop of the daemon."""
 
-    def __init__(
-        self,
-        host: ConnectionManager,
-        streams: Streams,
-        spawn: Callable[[Any], None],
-        on_error: Callable[[ConnectError | IdentityInUseError], None],
-    ) -> None:
+    def __init__(self, host: ConnectionManager, streams: Streams, daemon: ReconnectPort) -> None:
         self._host = host
         self._streams = streams
-        self._spawn = spawn
-        self._on_error = on_error
+        self._daemon = daemon
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
         self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
@@ -75,29 +109,24 @@ class Reconnector:
                         reached.set_result(None)
 
         for _ in range(min(FIRST_DIALS, count)):
-            self._spawn(dial_in_turn())
+            self._daemon.spawn(dial_in_turn())
         return reached
 
-    async def run(
-        self,
-        view: Callable[[], View | None],
-        contacts: Callable[[], tuple[str, ...]],
-        seeks: Callable[[], bool],
-    ) -> None:
+    async def run(self, node: Node, addresses: KnownAddresses) -> None:
         """Keep a control link to every member, or outside a view to known addresses.
 
         Outside a view one to any of them is enough; while this peer seeks others to found a run
         with or to meet again, it keeps one to all of them.
         """
         while True:
-            members = view()
+            view = node.view
             linked = self._host.link_peers()
-            if members is not None:
-                for member in members.members:
+            if view is not None:
+                for member in view.members:
                     if member.peer != self._host.peer_id and member.peer not in linked:
                         self.dial(member.peer, member.address)
-            if seeks() or (members is None and not linked):
-                for address in self.unanswered(contacts()):
+            if addresses.seeks() or (view is None and not linked):
+                for address in self.unanswered(addresses.contacts()):
                     self.dial(None, address)
             await asyncio.sleep(REDIAL_S)
 
@@ -128,7 +157,7 @@ class Reconnector:
             self._pauses.clear()
         delay_s = min(2 * delay_s, REDIAL_MAX_S)
         self._pauses[address] = (now_s + delay_s, delay_s)
-        self._spawn(self._dial(peer, address))
+        self._daemon.spawn(self._dial(peer, address))
 
     async def _dial(self, peer: bytes | None, address: str) -> None:
         try:
@@ -138,7 +167,7 @@ class Reconnector:
                 self._failed[address] = error
                 if len(self._failed) > ADDRESSES_MAX:
                     del self._failed[next(iter(self._failed))]
-            self._on_error(error)
+            self._daemon.dial_failed(error)
             return
         self._failed.pop(address, None)
         self.answered(address, found)

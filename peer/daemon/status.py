@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from atoll.collectives.units import count, duration, listed, rate, size
 from atoll.peer.authority.ledger import describe
+from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.link_table import LOSS_SHOWN
 from atoll.peer.membership.eligibility import trainers_needed
 from atoll.peer.membership.phase import Phase
@@ -15,28 +16,24 @@ from atoll.peer.membership.probation import NO_TERMS, rounds_left
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
 from atoll.peer.verify.admission_chain import describe_bans
 
-if TYPE_CHECKING:
-    from atoll.peer.daemon.daemon import Daemon
-
-
 LABEL_CHARACTERS = 10
 
 
-def snapshot(daemon: Daemon) -> dict[str, Any]:
+def snapshot(parts: Components) -> dict[str, Any]:
     """Return what a daemon knows, in plain types only.
 
     It travels over the local socket and is `atoll status --json`.
     """
-    node, executor, host = daemon.node, daemon.executor, daemon.host
+    node, executor, host = parts.node, parts.executor, parts.host
     own, state, role = node.follower, executor.state, node.me.role
     view = node.view or (node.joining.taught if role == ARCHIVE else None)
-    trainer = daemon.trainers.trainer
+    trainer = parts.trainers.trainer
     streams = executor.streams
     return {
-        "run": daemon.options.run,
+        "run": parts.options.run,
         "peer": short(node.me.peer),
         "id": node.me.peer.hex(),
-        "address": daemon.address,
+        "address": node.me.address,
         "phase": node.phase.value,
         "incarnation": node.me.inc,
         "view": view.number if view else 0,
@@ -52,11 +49,11 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "digests": {str(number): digest for number, digest in executor.digests.items()},
         "synced": not own.unsynced,
         "role": role,
-        "admission": daemon.admission.status(),
-        "checkpoint": _checkpoint(daemon),
+        "admission": parts.admission.status(),
+        "checkpoint": _checkpoint(parts),
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
-        "members": [_member(daemon, view, member) for member in view.members] if view else [],
-        "learners": _learners(daemon),
+        "members": [_member(parts, view, member) for member in view.members] if view else [],
+        "learners": _learners(parts),
         "spec": state.spec.to_wire() if state else None,
         "parameters": state.manifest.elements if state else 0,
         "trainer": (
@@ -71,32 +68,32 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
         "bytes": {
             "sent": host.counts.sent,
             "received": host.counts.received,
-            "sent_again": executor.reducer.jobs.again_bytes,
+            "sent_again": executor.attempts.again_bytes,
         },
         "streams": streams.ciphers(),
-        "layout": _layout(daemon),
+        "layout": _layout(parts),
         "congestion": sorted({s.congestion for _, s in streams.outgoing() if not s.closed}),
-        "own_links": daemon.monitor.totals(),
+        "own_links": parts.monitor.totals(),
         "last_round_s": executor.last_round_s,
         "last_commit_unix_s": executor.last_commit_unix_s,
-        "waiting": _waiting(daemon),
-        "last_error": daemon.event_log.last_error,
-        "last_error_unix_s": daemon.event_log.last_error_unix_s,
-        "events": daemon.event_log.events,
-        "history": daemon.event_log.history,
-        "uptime_s": time.monotonic() - daemon.started_s,
+        "waiting": _waiting(parts),
+        "last_error": parts.event_log.last_error,
+        "last_error_unix_s": parts.event_log.last_error_unix_s,
+        "events": parts.event_log.events,
+        "history": parts.event_log.history,
+        "uptime_s": time.monotonic() - parts.started_s,
     }
 
 
-def _layout(daemon: Daemon) -> str:
+def _layout(parts: Components) -> str:
     """Say which layout the last round that this peer took part in had, and why it was that."""
-    layout = daemon.executor.reducer.layout
+    layout = parts.executor.layout
     return (plain(layout.why) or layout.kind) if layout is not None else ""
 
 
-def _learners(daemon: Daemon) -> list[dict[str, Any]]:
+def _learners(parts: Components) -> list[dict[str, Any]]:
     """List the joiners that catch up, and archives, as the coordinator knows them."""
-    lead = daemon.node.coordinator
+    lead = parts.node.coordinator
     return [
         {
             "peer": short(peer),
@@ -109,8 +106,8 @@ def _learners(daemon: Daemon) -> list[dict[str, Any]]:
     ]
 
 
-def _checkpoint(daemon: Daemon) -> str:
-    writer = daemon.checkpointer
+def _checkpoint(parts: Components) -> str:
+    writer = parts.checkpointer
     if writer is None:
         return ""
     text = "none yet"
@@ -134,10 +131,10 @@ def _policy(view: View | None) -> str:
     return text
 
 
-def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
-    node = daemon.node
+def _member(parts: Components, view: View, member: Member) -> dict[str, Any]:
+    node = parts.node
     me = member.peer == node.me.peer
-    linked = me or member.peer in daemon.host.link_peers()
+    linked = me or member.peer in parts.host.link_peers()
     state = "connected" if linked else "gone" if member.peer in node.refused else "no connection"
     entry = {
         "peer": short(member.peer),
@@ -146,13 +143,13 @@ def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
         "you": me,
         "state": state,
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
-        "rtt_ms": round(1000 * daemon.host.srtt_s(member.peer), 1),
+        "rtt_ms": round(1000 * parts.host.srtt_s(member.peer), 1),
     }
     left = rounds_left(view, node.follower.served)
     if member.peer in left:
         entry["probation"] = left[member.peer]
     if not me:
-        entry |= daemon.monitor.status(member.peer)
+        entry |= parts.monitor.status(member.peer)
     lead = node.coordinator
     beat = lead.roster.heartbeats.get(member.peer) if lead else None
     if beat is not None:
@@ -160,37 +157,37 @@ def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
     return entry
 
 
-def _waiting(daemon: Daemon) -> str:
+def _waiting(parts: Components) -> str:
     """Say who or what the next commit waits for, and since when, in one sentence."""
-    node = daemon.node
+    node = parts.node
     view, own = node.view, node.follower
     if view is None:
-        return _outside(daemon)
+        return _outside(parts)
     if node.heartbeats.halted:
         return node.heartbeats.halted
     if own.unsynced:
-        if loading := daemon.executor.sync.describe():
+        if loading := parts.executor.sync.describe():
             return f"this peer is downloading {loading}"
         behind = count(node.syncing.rounds_behind, "round")
         return f"this peer is {behind} behind the others and asks them again soon"
     if node.election is not None and (electing := node.election.waiting_for()):
         names = listed([short(peer) for peer in electing[0]])
         return f"no coordinator for {duration(electing[1])}: the election waits for {names}"
-    tail = _without_connection(daemon, view)
+    tail = _without_connection(parts, view)
     if node.heartbeats.held:
         return f"{node.heartbeats.held}{tail}"
-    return f"{_round_waits(daemon)}{tail}"
+    return f"{_round_waits(parts)}{tail}"
 
 
-def _without_connection(daemon: Daemon, view: View) -> str:
-    reached = {*daemon.host.link_peers(), daemon.node.me.peer}
+def _without_connection(parts: Components, view: View) -> str:
+    reached = {*parts.host.link_peers(), parts.node.me.peer}
     gone = [short(peer) for peer in view.peers if peer not in reached]
     return f"; no connection to {listed(gone)}" if gone else ""
 
 
-def _round_waits(daemon: Daemon) -> str:
+def _round_waits(parts: Components) -> str:
     """Say what the next round waits for, where there is a view and rounds are not held."""
-    node, own = daemon.node, daemon.node.follower
+    node, own = parts.node, parts.node.follower
     late, waited_s = node.heartbeats.waiting
     names = listed([short(p) + (" (this peer)" if p == node.me.peer else "") for p in late])
     begin = own.begins.get(own.round + 1)
@@ -206,33 +203,33 @@ def _round_waits(daemon: Daemon) -> str:
     return f"no training script is attached{yet}: start one (python train.py)"
 
 
-def missing_founders(daemon: Daemon) -> str:
+def missing_founders(parts: Components) -> str:
     """Say who is here, whom the others wait for, and how to go on without them."""
-    text = daemon.node.bootstrap.describe()
-    missing = daemon.reconnector.unanswered(daemon.contacts())
-    known = {address: daemon.reconnector.why_not(address) for address in missing}
+    text = parts.node.bootstrap.describe()
+    missing = parts.reconnector.unanswered(parts.addresses.contacts())
+    known = {address: parts.reconnector.why_not(address) for address in missing}
     silent = [address for address, why in known.items() if not why]
     if silent:
         text += f"; no answer from {listed(silent)}"
     text += "".join(f"; {why}" for why in known.values() if why)
-    if daemon.options.resume is not None:
-        text += f"; without them: atoll up --run {daemon.options.run} --resume CHECKPOINT"
+    if parts.options.resume is not None:
+        text += f"; without them: atoll up --run {parts.options.run} --resume CHECKPOINT"
     return text
 
 
-def _outside(daemon: Daemon) -> str:
+def _outside(parts: Components) -> str:
     """Say what a peer does that is in no view."""
-    node = daemon.node
-    run, behind = daemon.options.run, node.syncing.rounds_behind
-    if daemon.inquiry is not None:
-        return f"before run {run} is resumed, does it live? {daemon.inquiry.describe()}"
+    node = parts.node
+    run, behind = parts.options.run, node.syncing.rounds_behind
+    if parts.inquiry is not None:
+        return f"before run {run} is resumed, does it live? {parts.inquiry.describe()}"
     if node.bootstrap.waiting:
-        return missing_founders(daemon)
+        return missing_founders(parts)
     if node.phase is not Phase.LEARNER or not node.joining.is_taught:
-        has = f"; it has the state of round {node.follower.round}" if daemon.executor.state else ""
+        has = f"; it has the state of round {node.follower.round}" if parts.executor.state else ""
         return f"this peer is outside run {run}: no coordinator of it answers{has}"
     late = f"{count(behind, 'round')} behind" if behind else "up to date"
-    loading = daemon.executor.sync.describe()
+    loading = parts.executor.sync.describe()
     if node.me.role == ARCHIVE:
         text = f"following run {run} as an archive, round {node.follower.round}, {late}"
         return f"{text}; downloading {loading}" if loading else text

@@ -1,4 +1,4 @@
-"""Do the daemon's side of its trainer: attaching, submissions, published parameters.
+"""Do the daemon's side of its trainer: attaching, submissions, parameters, collectives.
 
 A daemon has at most one trainer. Its submission region belongs to the daemon: a trainer that is
 started again gets a new one, so that a round in progress still reads what was submitted.
@@ -13,17 +13,24 @@ from typing import Any
 
 from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
 from atoll.optim.manifest import Manifest
-from atoll.optim.spec import FROZEN, RunSpec, check_same, parse_blob
+from atoll.optim.spec import FROZEN, RunSpec, check_collectives, check_same, parse_blob
 from atoll.peer.client.shared_memory import Region, send_region
 from atoll.peer.daemon.ipc_server import Handler, IpcServer
 from atoll.peer.daemon.trainer_async import AsyncSubmissions
-from atoll.peer.daemon.trainer_collectives import call_of, halves_of, outcome_of, why_not_now
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.messages import WEIGHT_MAX
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.messages import GATHER, REDUCE, WEIGHT_MAX, Begin
 from atoll.peer.membership.node import Node
+from atoll.peer.membership.operations import (
+    OBJECT_BYTES_MAX,
+    Operation,
+    object_sizes,
+    unpack_objects,
+)
 from atoll.peer.membership.view import REPLICA, short
 from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.rounds.state import Floats, ReplicatedState
 
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
 NAME_CHARACTERS_MAX = 64  # ... and the length of their names
@@ -50,19 +57,19 @@ class TrainerService:
     def __init__(
         self,
         run: str,
-        name: str,
         node: Node,
         executor: RoundExecutor,
+        ipc_server: IpcServer,
         feed: Callable[[ev.Event], None],
     ) -> None:
-        self._run, self._name = run, name
+        self._run = run
         self._node = node
         self._executor = executor
+        self.ipc_server = ipc_server
         self._feed = feed
         self._pids: dict[bytes, int] = {}
         self.trainer: AttachedTrainer | None = None
         self._new_loss: float | None = None  # that no line of the log has shown
-        self.ipc_server: IpcServer | None = None
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -87,7 +94,7 @@ class TrainerService:
     def tell(self, effect: ev.TellTrainer) -> None:
         """Answer the submission that waits, if the trainer that made it is still there."""
         trainer = self.trainer
-        if trainer is None or self.ipc_server is None:
+        if trainer is None:
             return
         call = trainer.awaiting.get(effect.fragment)
         if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
@@ -117,13 +124,11 @@ class TrainerService:
     # ------------------------------------------------------------ commands
 
     async def _hello(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self.ipc_server is not None
         self.ipc_server.lifeline(client)  # which tells when to forget it
         self._pids[client] = int(arguments["pid"])
-        return {"run": self._run, "peer": self._name}
+        return {"run": self._run, "peer": short(self._node.me.peer)}
 
     async def _attach(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
-        assert self.ipc_server is not None
         self.ipc_server.lifeline(client)
         trainer = self.trainer
         if trainer is not None and trainer.client != client:
@@ -202,7 +207,6 @@ class TrainerService:
                 region.close()
         if trainer.region is None:
             raise SessionError("this trainer has ended meanwhile")
-        assert self.ipc_server is not None
         send_region(self.ipc_server.lifeline(client), trainer.region, writable=True)
 
     async def _state(self, client: bytes, _: dict[str, Any]) -> None:
@@ -210,7 +214,6 @@ class TrainerService:
         state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
-        assert self.ipc_server is not None
         send_region(self.ipc_server.lifeline(client), state.shared, writable=False)
 
     async def _submit(self, client: bytes, arguments: dict[str, Any]) -> None:
@@ -277,7 +280,6 @@ class TrainerService:
         if trainer.exchange is not None:
             trainer.exchange.close()
         trainer.exchange = region
-        assert self.ipc_server is not None
         send_region(self.ipc_server.lifeline(client), region, writable=True)
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
@@ -321,7 +323,7 @@ class TrainerService:
 
     async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
         self.known(client)
-        return self._executor.validating.tasks()
+        return self._executor.audits.validating.tasks()
 
     async def _fits(self, client: bytes, arguments: dict[str, Any]) -> bool:
         """Return whether what the trainer has written to its region fits a round.
@@ -332,23 +334,93 @@ class TrainerService:
         if trainer.region is None or trainer.awaiting:
             raise SessionError("the memory of submissions is in use")
         terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
-        fits = self._executor.validating.fits
+        fits = self._executor.audits.validating.fits
         return await asyncio.to_thread(
             fits, terms, target, trainer.region.floats, start=bool(arguments["start"])
         )
 
     async def _shown(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.known(client)
-        self._executor.validating.shown(bytes(arguments["terms"]))
+        self._executor.audits.validating.shown(bytes(arguments["terms"]))
 
     async def _judged(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.known(client)
         terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
         judgement, why = arguments["judgement"], str(arguments["why"])
-        self._executor.validating.judged(terms, target, judgement, why)
+        self._executor.audits.validating.judged(terms, target, judgement, why)
 
     def known(self, client: bytes) -> AttachedTrainer:
         """Return the trainer, which is this client. Raise SessionError if it is not."""
         if self.trainer is None or self.trainer.client != client:
             raise SessionError("this client is not the daemon's trainer", fix="call attach first")
         return self.trainer
+
+
+# ------------------------------------------------------------ collectives of the trainers' own
+
+
+def call_of(arguments: dict[str, Any], own: MemberState) -> ev.Submitted:
+    """Return what the trainer has called. Raise ConfigError if that cannot be."""
+    given = bytes(arguments.get("given", b""))
+    if len(given) > OBJECT_BYTES_MAX:
+        raise ConfigError(
+            f"an object of {len(given):,} bytes; at most {OBJECT_BYTES_MAX:,}",
+            fix="gather less, or use all_reduce for vectors",
+        )
+    try:
+        operation = Operation(
+            str(arguments["kind"]),
+            int(arguments.get("elements", 0)),
+            str(arguments.get("op", "")),
+            str(arguments.get("codec", "")),
+        )
+    except ValueError as error:
+        raise ConfigError(f"no such collective: {error}") from error
+    return ev.Submitted(own.round, own.epoch, 1.0, 0, operation, given)
+
+
+def halves_of(region: Region | None, operation: Operation | None) -> tuple[Floats, Floats] | None:
+    """Return where the vector lies, and where its result goes; None for other operations.
+
+    Raises SessionError if there is no memory for it.
+    """
+    if operation is None or operation.kind != REDUCE:
+        return None
+    elements, half = operation.elements, region.count // 2 if region is not None else 0
+    if region is None or not 0 < elements <= half:
+        raise SessionError(
+            f"no memory was asked for {elements:,} elements",
+            fix="call session.all_reduce(), which asks for it",
+        )
+    return region.floats[:elements], region.floats[half : half + elements]
+
+
+def why_not_now(own: MemberState, state: ReplicatedState | None, *, in_view: bool) -> str:
+    """Return why the call has to wait; "" if it need not.
+
+    Raises ConfigError if waiting would not help.
+    """
+    if state is not None:
+        check_collectives(state.spec)
+    if own.unsynced or not in_view:
+        return "this peer is catching up with the others"
+    if own.contributes:  # what a trainer before this one has submitted
+        return "a round is under way in which this peer takes part already"
+    return ""
+
+
+def outcome_of(effect: ev.TellTrainer, call: int) -> dict[str, Any]:
+    """Return what the trainer hears, with the number of its call."""
+    told = {"kind": effect.kind, "round": effect.round, "call": call, "text": effect.text}
+    begin = effect.begin
+    return told if begin is None else told | _result(begin)
+
+
+def _result(begin: Begin) -> dict[str, Any]:
+    names = [short(peer) for peer in begin.participants]
+    if begin.kind != GATHER:
+        return {"peers": names}
+    objects = unpack_objects(begin.blob, len(names))
+    if objects is None:
+        return {"sizes": list(zip(names, object_sizes(begin.blob, len(names)), strict=True))}
+    return {"objects": list(zip(names, objects, strict=True)), "sizes": []}

@@ -15,7 +15,7 @@ from atoll.peer.daemon.ports import PlannerPort
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planning import RoundPlan, differs, plan_rounds
 from atoll.peer.membership.node import Node
-from atoll.peer.rounds.replica import Replica
+from atoll.peer.rounds.attempt_run import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
 LOOK_S = 1.0  # between two looks whether the plan still suits

@@ -23,7 +23,7 @@ from atoll.collectives.errors import (
     ConnectError,
     RemoteProtocolError,
 )
-from atoll.peer.daemon.descriptors import is_last
+from atoll.peer.daemon.process import is_last
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused

@@ -21,7 +21,7 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
-from atoll.peer.daemon.descriptors import is_scarce
+from atoll.peer.daemon.process import is_scarce
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
 from atoll.peer.net.connection_limits import Gate, PendingConnection, origin_of

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from atoll.collectives import RoundResult
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.compensated import Compensated
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.feedback import ErrorFeedback
 from atoll.peer.membership.messages import Begin
-from atoll.peer.rounds.attempt_table import AttemptRun
 from atoll.peer.rounds.state import ReplicatedState
 
 
@@ -51,15 +51,16 @@ class Residual:
         first, _ = state.grid.bounds(state.chunks_of(begin.fragment)[0])
         return Compensated(delta, self.feedback, state.fragment_grid(begin.fragment), first)
 
-    def commit(self, job: AttemptRun, me: bytes) -> None:
-        """Take over what the codec leaves out of our part in ``job``.
+    def commit(
+        self, source: Compensated, result: RoundResult, index: int, chunks: list[int]
+    ) -> None:
+        """Take over what the codec leaves out of our part: of ``chunks``, as participant ``index``.
 
-        Its result is about to be applied, and θ is still the one before it.
+        ``source`` has computed the part. The result is about to be applied, and θ is still the one
+        before it.
         """
-        chunks = job.chunks_with(me)
-        if chunks and isinstance(job.source, Compensated):
-            job.source.commit(job.result, job.begin.participants.index(me), chunks)
-            self._rounds += 1
+        source.commit(result, index, chunks)
+        self._rounds += 1
 
     def forget(self) -> int:
         """Begin anew; return how many rounds were in it."""

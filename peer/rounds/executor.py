@@ -8,8 +8,9 @@ threads, so that the event loop never stops for longer than it takes to start on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,26 +19,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.errors import CodecError, DivergedError
+from atoll.collectives import EncodedLayout, RoundResult
+from atoll.collectives.codecs import U8
+from atoll.collectives.errors import AtollError, CodecError, DivergedError
 from atoll.collectives.units import size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.messages import Finals
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Begin, Finals
 from atoll.peer.membership.view import View
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.rounds.attempt_table import AttemptRun
-from atoll.peer.rounds.entries import GATHER, INIT, REDUCE
+from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
 from atoll.peer.rounds.log import RoundLog
-from atoll.peer.rounds.operating import commit_operation
-from atoll.peer.rounds.reducer import Reducer
-from atoll.peer.rounds.replica import Replica
+from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import SyncClient
+from atoll.peer.state_sync.result_client import Fetcher
 from atoll.peer.state_sync.server import Donor
-from atoll.peer.streams.manager import Streams
+from atoll.peer.streams.manager import Streams, reason_of
 from atoll.peer.streams.router import Router
 from atoll.peer.verify.manager import AuditManager
 
@@ -45,7 +48,10 @@ DIGESTS_KEPT = 64  # for people and tests that compare peers
 
 
 class RoundExecutor:
-    """Own the replicated state and the log, and carry out effects. Lives in the event loop."""
+    """Own the replicated state and the log, and carry out effects. Lives in the event loop.
+
+    Also what its attempts see of this peer (AttemptPort, KeptSource).
+    """
 
     def __init__(
         self,
@@ -57,32 +63,24 @@ class RoundExecutor:
         received: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
     ) -> None:
-        self._me, self._audits, self.validating = me, audits, audits.validating
+        self.me, self.host, self.audits = me, host, audits
         self._daemon, self._feed = daemon, daemon.feed
         self._loop = asyncio.get_running_loop()
-        self.replica = Replica(RoundLog(log_bytes))
-        self.router = Router(lambda peer, why: self.reducer.on_broken(peer, why))
+        self._tasks: set[asyncio.Task[None]] = set()
+        rounds = RoundLog(log_bytes)
+        self.replica = Replica(rounds)
+        self.router = Router(self._on_broken)
         self.streams = Streams(host, self.router)
-        self.reducer = Reducer(
-            me=me,
-            host=host,
-            replica=self.replica,
-            router=self.router,
-            streams=self.streams,
-            audits=audits,
-            busy=lambda reducing: self.donor.busy(reducing),
-            feed=daemon.feed,
-            log=self.log,
-        )
-        rounds = self.replica.log
-
-        def in_loop(line: str) -> None:
-            """Log from any thread: the threads that read from donors fill the cache."""
-            self._loop.call_soon_threadsafe(self.log, line)
-
-        self.donor = Donor(host, self.streams, self.reducer.complete_result, rounds, self.log)
-        cache = ChunkCache(received, in_loop)
+        self.fetcher = Fetcher(host, self.router.copies)
+        self.attempts = AttemptTable(self)
+        self.kept_server = KeptServer(self.streams, self)
+        self.donor = Donor(host, self.streams, self.complete_result, rounds, self.log)
+        # The threads that read from donors fill the cache, and log too.
+        cache = ChunkCache(received, partial(self.threadsafe, self.log))
         self.sync = SyncClient(host, self.router.copies, rounds, cache, self)
+        self.layout: Layout | None = None  # of the last attempt
+        self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
+        self._busy = False  # as the donor was told last
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
@@ -115,8 +113,8 @@ class RoundExecutor:
         The bytes that it has moved, and local work: who contributes alone may send nothing for
         long.
         """
-        moved = self.streams.moved_bytes + self.reducer.jobs.progress_bytes
-        return moved + self._audits.progress
+        moved = self.streams.moved_bytes + self.attempts.progress_bytes
+        return moved + self.audits.progress
 
     def installed(self, view: View) -> None:
         """Take over a view that was installed.
@@ -144,8 +142,8 @@ class RoundExecutor:
         """Return the message as the machine may take it.
 
         Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
-        nobody else may have it (Jobs.open refuses such a BEGIN): digests of final chunks are left
-        out.
+        nobody else may have it (AttemptTable.open refuses such a BEGIN): digests of final chunks
+        are left out.
         """
         spec = self.state.spec if self.state is not None else None
         if spec is None or not spec.keeps_nothing or not isinstance(message, Finals):
@@ -159,7 +157,7 @@ class RoundExecutor:
         return {
             ev.Reduce: self._reduce,
             ev.Fetch: self._fetch,
-            ev.Abort: lambda e: self.reducer.abort(e.round, e.attempt),
+            ev.Abort: lambda e: self.abort(e.round, e.attempt),
             ev.ListFinal: self._list_final,
             ev.Apply: lambda e: self._in_turn(self._apply, e),
             ev.StartSync: self._start_sync,
@@ -171,15 +169,23 @@ class RoundExecutor:
         self._queue.put_nowait(partial(work, *arguments))
 
     def _reduce(self, effect: ev.Reduce) -> None:
-        self.reducer.want(effect.begin)
-        self._in_turn(self.reducer.reduce, effect.begin)
+        self._want(effect.begin)
+        self._in_turn(self._begin_attempt, effect.begin)
 
     def _fetch(self, effect: ev.Fetch) -> None:
-        self.reducer.want(effect.begin)
-        self._in_turn(self.reducer.fetch, effect.begin, effect.holder)
+        self._want(effect.begin)
+        self._in_turn(self._begin_fetch, effect.begin, effect.holder)
+
+    def _want(self, begin: Begin) -> None:
+        """Note that an order about this attempt is on its way; orders about older ones are void."""
+        self._wanted[begin.round] = begin
+        self.router.promise_attempt(begin)
 
     def _list_final(self, effect: ev.ListFinal) -> None:
-        finals = self.reducer.list_final(effect.round, effect.attempt)
+        self.abort(effect.round, effect.attempt)
+        run = self.attempts.at(effect.round, effect.attempt)
+        digests, missing = (run.finals, run.missing()) if run is not None else (b"", ())
+        finals = ev.FinalChunks(effect.round, effect.attempt, digests, missing)
         self._loop.call_soon(self._feed, finals)  # the machine is not to be entered twice
 
     def _start_sync(self, effect: ev.StartSync) -> None:
@@ -195,7 +201,10 @@ class RoundExecutor:
     def close(self) -> None:
         self.sync.close()
         self.router.close()
-        self.reducer.close()
+        self._forget_attempts()
+        self.kept_server.close()
+        for task in self._tasks:
+            task.cancel()
         self.donor.close()
         self.streams.close()
 
@@ -206,66 +215,204 @@ class RoundExecutor:
         """Write a line about rounds or about the state."""
         self._daemon.note("transfer", line)
 
+    # ------------------------------------------------------------ attempts
+
+    async def _begin_attempt(self, begin: Begin) -> None:
+        if not self.is_wanted(begin):
+            return  # aborted while it waited in the queue
+        self._drop_excluded(begin)
+        try:
+            run = await self._open(begin)
+            if self.is_wanted(begin) and run.start():
+                self.layout = begin.layout
+        except (AtollError, MemoryError) as error:  # an opening that makes no sense, or no memory
+            self.failed(begin, (), reason_of(error))
+
+    async def _begin_fetch(self, begin: Begin, holder: bytes) -> None:
+        """Start to copy the whole result from a peer that has it, unless that is under way."""
+        before = self.attempts.get(begin.round)
+        is_new = before is None or before.begin is not begin
+        if not self.is_wanted(begin) or not (is_new or before is None or before.needs(holder)):
+            return
+        try:
+            run = await self._open(begin)
+            if is_new:
+                run.result.keep({item.chunk: item.digest for item in run.kept})
+        except (AtollError, MemoryError) as error:
+            self.log(f"fetching the result of round {begin.round} failed: {reason_of(error)}")
+            return
+        if self.is_wanted(begin):
+            run.fetch(holder)
+
+    async def _open(self, begin: Begin) -> AttemptRun:
+        """Open an attempt once the one before at this round has let go of its memory."""
+        before = self.attempts.get(begin.round)
+        if before is not None:
+            self._end(before)
+            if before.fetching is not None:
+                await asyncio.wait([before.fetching])
+        state, view = self.replica.state, self.replica.view
+        members = len(view.members) if view is not None else 0
+        if begin.kind == INIT or (before is not None and before.is_read):  # may take a while
+            run = await asyncio.to_thread(self.attempts.open, begin, state, members)
+        else:
+            run = self.attempts.open(begin, state, members)
+        if before is not None:
+            self.attempts.begun_again(before, run)
+        return run
+
+    def _drop_excluded(self, begin: Begin) -> None:
+        """Wake the senders that are stuck on peers that a retry goes on without."""
+        before = self.attempts.get(begin.round)
+        if before is not None:
+            for peer in set(before.begin.participants) - set(begin.participants):
+                self.streams.close_to(peer)
+
+    def abort(self, round_number: int, attempt: int) -> None:
+        """End an attempt: its frames no longer count, and nothing more becomes final."""
+        wanted = self._wanted.get(round_number)
+        if wanted is not None and wanted.attempt == attempt:
+            del self._wanted[round_number]
+        self.router.end_attempt(round_number, attempt)
+        run = self.attempts.at(round_number, attempt)
+        if run is not None:
+            self._end(run)
+
+    def _end(self, run: AttemptRun) -> None:
+        self.router.end_attempt(run.begin.round, run.begin.attempt)
+        run.end()
+        self.note_busy()
+
+    def _settle(self, round_number: int) -> None:
+        """Drop the rounds up to this one: the state is the one after it, however it came about."""
+        self.router.settle(round_number)
+        self.attempts.drop(lambda number: number <= round_number)
+        self._wanted = {r: begin for r, begin in self._wanted.items() if r > round_number}
+        self.note_busy()
+
+    def _forget_attempts(self) -> None:
+        """End all attempts, because the state is not what they have built on.
+
+        Orders in the queue stand.
+        """
+        for run in self.attempts.all:
+            self._end(run)
+        self.attempts.drop(lambda number: True)
+
+    def complete_result(self, number: int, attempt: int) -> tuple[U8, EncodedLayout, int] | None:
+        """Return the encoded result, its layout and its number of chunks, for a donor.
+
+        None if it is not complete, or if the attempt has ended. Whoever reads it may still do so
+        when a retry begins.
+        """
+        run = self.attempts.at(number, attempt)
+        if run is None or not run.root or run.ended:
+            return None
+        run.lent = True
+        return run.result.array, run.result.layout, run.result.grid.count
+
+    # ------------------------------------------------------------ what attempts ask (AttemptPort)
+
+    def is_wanted(self, begin: Begin) -> bool:
+        return self._wanted.get(begin.round) is begin
+
+    def failed(self, begin: Begin, peers: tuple[bytes, ...], why: str) -> None:
+        if self.is_wanted(begin):
+            self._feed(ev.ReduceFailed(begin.round, begin.attempt, peers, why))
+
+    def reduced(self, begin: Begin, root: bytes) -> None:
+        self._feed(ev.AttemptReduced(begin.round, begin.attempt, root))
+
+    def note_busy(self) -> None:
+        busy = any(run.is_reducing for run in self.attempts.all)
+        if busy != self._busy:
+            self._busy = busy
+            self.donor.busy(busy)
+
+    def result_of(self, question: FetchKept) -> RoundResult | None:
+        run = self.attempts.get(question.round)
+        return run.result if run and run.begin.lineage == question.lineage else None
+
+    def handed_out(self, round_number: int, nbytes: int) -> None:
+        self.threadsafe(self.attempts.sent_again, round_number, nbytes)
+
+    def _on_broken(self, peer: bytes, why: str) -> None:
+        """Handle the end of a stream from this peer. Called by the thread that read it."""
+        self.threadsafe(self._stream_broken, peer, why)
+
+    def _stream_broken(self, peer: bytes, why: str) -> None:
+        for run in self.attempts.all:
+            run.stream_broken(peer, why)
+
+    def threadsafe(self, act: Callable[..., None], *arguments: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended before this thread
+            self._loop.call_soon_threadsafe(act, *arguments)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     # ------------------------------------------------------------ commits
 
     async def _apply(self, effect: ev.Apply) -> None:
         begin = effect.begin
-        job = self.reducer.jobs.get(begin.round)
-        if begin.kind == GATHER or (begin.kind == REDUCE and self._me not in begin.participants):
-            job = None  # BEGIN itself is the result, or it is for others
+        run = self.attempts.get(begin.round)
+        if begin.kind == GATHER or (begin.kind == REDUCE and self.me not in begin.participants):
+            run = None  # BEGIN itself is the result, or it is for others
         else:
-            assert job is not None
-            assert job.begin is begin
-            assert job.root
-            job.end()
+            assert run is not None
+            assert run.begin is begin
+            assert run.root
+            run.end()
         try:
-            state = await asyncio.to_thread(self._commit, effect, job)
+            state = await asyncio.to_thread(self._commit, effect, run)
         except CodecError as error:  # every chunk was checked when it came: it has changed since
             raise DivergedError(
                 f"the result of round {begin.round} cannot be applied here: {error.what}",
                 fix="start this peer again: it fetches the state from the others",
             ) from error
-        if job is not None:
-            self.last_round_s = time.monotonic() - job.begun_s
-            if job.tries > 1:
+        if run is not None:
+            self.last_round_s = time.monotonic() - run.begun_s
+            if run.tries > 1:
                 self.log(
-                    f"round {begin.round} took {job.tries} attempts here:"
-                    f" {size(job.again_bytes)} sent again"
+                    f"round {begin.round} took {run.tries} attempts here:"
+                    f" {size(run.again_bytes)} sent again"
                 )
         self.last_commit_unix_s = time.time()
-        exchange_s = self.last_round_s if job is not None else 0.0
-        self._daemon.round_committed(begin, exchange_s, self._me in begin.participants)
-        if job is not None and job.audit is not None and job.before is not None:
-            audit, before = job.audit.audit, job.before
-            self.validating.committed(audit, state.spec, state.manifest, before)
+        exchange_s = self.last_round_s if run is not None else 0.0
+        self._daemon.round_committed(begin, exchange_s, self.me in begin.participants)
+        if run is not None and run.audit is not None and run.before is not None:
+            audit, before = run.audit.audit, run.before
+            self.audits.validating.committed(audit, state.spec, state.manifest, before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         self._feed(ev.Applied(begin.round, state.digest))
 
-    def _commit(self, effect: ev.Apply, job: AttemptRun | None) -> ReplicatedState:
+    def _commit(self, effect: ev.Apply, run: AttemptRun | None) -> ReplicatedState:
         """Apply a committed round, and append it to the log. In a worker thread.
 
         From here on the result belongs to the log.
         """
         begin, chain = effect.begin, effect.chain
-        if job is None or begin.operation is not None:
-            return commit_operation(self.replica, effect, job)
-        array = job.result.array
+        if run is None or begin.operation is not None:
+            return commit_operation(self.replica, effect, run)
+        array = run.result.array
         state = ReplicatedState(begin.blob) if begin.kind == INIT else self.state
         assert state is not None
-        head = job.entry(chain)
-        self.replica.residual.commit(job, self._me)
-        if job.audit is not None and state.spec.validators:
-            job.before = state.theta.copy()
+        head = run.entry(chain)
+        run.keep_residual()
+        if run.audit is not None and state.spec.validators:
+            run.before = state.theta.copy()
         state.apply(head, array)
         self.replica.log.append(head, array, state.digest)
-        if job.is_read:
+        if run.is_read:
             self.replica.log.encoded(begin.round)  # so that its memory is not used again
         return state
 
     async def _undo(self, effect: ev.Undo) -> None:
         state = self.state
         if state is not None and await asyncio.to_thread(state.undo):
-            self.reducer.forget()
+            self._forget_attempts()
             self.replica.log.cut_after(state.round)
             self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
             self.sync.cancel()  # of a goal that was undone with it
@@ -303,7 +450,33 @@ class RoundExecutor:
         self.state = state
         self.donor.is_open = not self.sync.is_working
         self.replica.log.cap_bytes = log_cap_bytes(state.manifest)
-        self.reducer.settle(state.round)
+        self._settle(state.round)
         self.digests[state.round] = state.digest.hex()
         while len(self.digests) > DIGESTS_KEPT:
             del self.digests[next(iter(self.digests))]
+
+
+def commit_operation(replica: Replica, effect: ev.Apply, run: AttemptRun | None) -> ReplicatedState:
+    """Hand the result of a REDUCE to our trainer, and move the state on by a round.
+
+    The round changes nothing in the state. ``run``: None if this peer takes no part in a REDUCE. In
+    a worker thread.
+
+    The log keeps the entry without its bytes: laggards need its place in the history only.
+    CodecError if the result does not decode.
+    """
+    state, out, begin = replica.state, replica.outputs, effect.begin
+    assert state is not None
+    if run is not None:
+        result = run.result
+        if out is not None and out.size == result.grid.total:
+            for chunk in range(result.grid.count):
+                lo, hi = result.grid.bounds(chunk)
+                result.codec.decode(result.view(chunk), out[lo:hi])
+        if not run.is_read:
+            replica.log.give_back(result.array)
+    head = EntryHead(begin.round, begin.kind, 0, begin.origins, b"", effect.root, effect.chain)
+    nothing = np.empty(0, np.uint8)
+    state.apply(head, nothing)
+    replica.log.append(head, nothing, state.digest)
+    return state

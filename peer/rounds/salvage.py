@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,24 +105,26 @@ class KeptPlan:
         return sorted(chunk for chunk, asked in self.asked.items() if asked == holder)
 
 
+class KeptPort(Protocol):
+    """Take the kept chunks of one attempt, and ask for them. Called from any thread."""
+
+    def put_kept(self, chunk: int, data: U8, /) -> bool:
+        """Store a chunk; return whether it is what was kept."""
+
+    def ask_kept(self, holder: bytes, chunks: list[int], /) -> None:
+        """Ask this holder for these chunks."""
+
+    def kept_failed(self, holder: bytes, why: str, /) -> None:
+        """Hear that some chunk cannot be had: ``holder`` was the last that it was asked of."""
+
+
 class KeptCopy:
-    """Receive the lacking chunks of one attempt. Called from any thread.
+    """Receive the lacking chunks of one attempt. Called from any thread."""
 
-    ``put(chunk, data)`` stores one and returns whether it is what was kept. ``ask(holder, chunks)``
-    sends a request. ``failed(holder, why)``: it was the last one that some chunk could be had from.
-    """
-
-    def __init__(
-        self,
-        plan: KeptPlan,
-        layout: EncodedLayout,
-        put: Callable[[int, U8], bool],
-        ask: Callable[[bytes, list[int]], None],
-        failed: Callable[[bytes, str], None],
-    ) -> None:
+    def __init__(self, plan: KeptPlan, layout: EncodedLayout, attempt: KeptPort) -> None:
         self._plan = plan
         self._layout = layout
-        self._put, self._ask, self._failed = put, ask, failed
+        self._attempt = attempt
         self._lock = threading.Lock()
         self._arriving: dict[tuple[bytes, int], U8] = {}
         self._moved: set[bytes] = set()  # holders asked or heard since the last check
@@ -153,7 +155,7 @@ class KeptCopy:
             wanted = self._plan.wants(chunk)
         if not wanted:
             return
-        if self._put(chunk, buffer):
+        if self._attempt.put_kept(chunk, buffer):
             with self._lock:
                 self._plan.arrived(chunk)
         else:
@@ -184,28 +186,32 @@ class KeptCopy:
             orders = self._plan.ask(chunks)
             self._moved |= orders.keys()
         if unobtainable := orders.pop(b"", []):
-            self._failed(before, f"kept chunk {unobtainable[0]}: {why}")
+            self._attempt.kept_failed(before, f"kept chunk {unobtainable[0]}: {why}")
         for holder, wanted in orders.items():
-            self._ask(holder, wanted)
+            self._attempt.ask_kept(holder, wanted)
+
+
+class KeptSource(Protocol):
+    """Hold the results that kept chunks are handed out of."""
+
+    def result_of(self, question: FetchKept, /) -> RoundResult | None:
+        """Return this peer's result of that round, or None."""
+
+    def handed_out(self, round_number: int, nbytes: int, /) -> None:
+        """Hear that a chunk of so many bytes was sent. Called from any thread."""
+
+    def log(self, line: str, /) -> None:
+        """Write a line about rounds."""
 
 
 class KeptServer:
     """Answer FETCH-KEPT with the chunks that this peer holds.
 
-    ``find(question)`` is this peer's result of that round, None without one; ``sent(round,
-    nbytes)`` is told of each chunk, from any thread.
-
     Sends in threads of its own: a slow receiver must not take those that commits need.
     """
 
-    def __init__(
-        self,
-        streams: Streams,
-        find: Callable[[FetchKept], RoundResult | None],
-        sent: Callable[[int, int], None],
-        log: Callable[[str], None],
-    ) -> None:
-        self._streams, self._find, self._sent, self._log = streams, find, sent, log
+    def __init__(self, streams: Streams, results: KeptSource) -> None:
+        self._streams, self._results = streams, results
         self._threads = workers(SERVES_MAX, "kept-to")
         self._serving: dict[asyncio.Task[None], bytes] = {}
 
@@ -216,15 +222,15 @@ class KeptServer:
             task.add_done_callback(lambda done: self._serving.pop(done))
 
     async def _serve(self, source: bytes, question: FetchKept) -> None:
-        result = self._find(question)
+        result = self._results.result_of(question)
         try:
             chunks = parse_chunks(question.chunks, result.grid.count if result else CHUNKS_MAX)
             outlet = FrameOutlet(await self._streams.to(source), header_of(question))
             loop = asyncio.get_running_loop()
-            sent = partial(self._sent, question.round)
+            sent = partial(self._results.handed_out, question.round)
             await loop.run_in_executor(self._threads, _send_kept, result, chunks, outlet, sent)
         except (AtollError, MemoryError) as error:  # the other asks somebody else
-            self._log(f"kept chunks for {short(source)} end early: {reason_of(error)}")
+            self._results.log(f"kept chunks for {short(source)} end early: {reason_of(error)}")
 
     def close(self) -> None:
         for task in list(self._serving):

@@ -82,7 +82,7 @@ class CommitsTwice(Liar):
     round = 0
 
     def _lie(self, peer: bytes, message: object) -> ms.Commit | None:
-        others = [p for p in self.node.view.peers if p != self.home.peer_id]
+        others = [p for p in self.node.view.peers if p != self.node.me.peer]
         if not isinstance(message, ms.Commit) or peer != others[0] or message.round != self.round:
             return None
         return replace(message, chain=hashlib.sha256(message.chain).digest())
@@ -124,8 +124,8 @@ class Fragmented(daemon.Daemon):
         spec = RunSpec(sync_every=1, fragments=self.fragments, rounds_in_flight=in_flight)
         self._blob = blob(spec, Manifest.of([Parameter("w", (ELEMENTS,))]))
         self._region = np.ones(ELEMENTS, np.float32)
-        self._target = np.float32(self.home.peer_id[0] / 64)
-        self.trainers.tell = self._told
+        self._target = np.float32(self.node.me.peer[0] / 64)
+        self.parts.trainers.tell = self._told
         self._loop.call_later(LOOK_S, self._attach)
 
     def _attach(self) -> None:

@@ -12,8 +12,7 @@ from atoll.collectives.merkle import merkle_climb, merkle_root
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
-from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
-from atoll.peer.rounds.statebuffers import U8
+from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, U8, ReplicatedState, state_digest
 
 ELEMENTS = 4 * 4096 + 300  # five chunks, the last one short
 GRID = grid_for(ELEMENTS)

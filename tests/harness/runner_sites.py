@@ -12,7 +12,7 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.spec import RunSpec, blob
-from atoll.peer.daemon.keys import HomeSigner
+from atoll.peer.daemon.wiring import HomeSigner
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.membership.view import Member, View
@@ -77,9 +77,9 @@ class Site:
         elif isinstance(message, FetchResult):
             self.executor.donor.on_message(peer, message)
         elif isinstance(message, FetchKept):
-            self.executor.reducer.kept_server.on_fetch_kept(peer, message)
+            self.executor.kept_server.on_fetch_kept(peer, message)
         else:
-            self.executor.reducer.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
+            self.executor.fetcher.on_head(peer, message)  # type: ignore[arg-type]  # as the daemon
 
     async def close(self) -> None:
         self.task.cancel()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from atoll.peer.daemon.descriptors import KEPT_FOR_LOCAL
+from atoll.peer.daemon.process import KEPT_FOR_LOCAL
 from harness.bad_path import BadPath, flip_state
 from harness.health import usage
 from harness.netns import Net

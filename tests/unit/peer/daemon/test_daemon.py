@@ -13,7 +13,6 @@ from atoll.collectives import native
 from atoll.collectives.errors import ConnectError
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.options import DaemonOptions
-from atoll.peer.daemon.startup import check_joined
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.view import Member, View
 from atoll.peer.net.identity import Home
@@ -46,7 +45,7 @@ def with_daemon(home_path: Path, look: Callable[[Daemon], None]) -> None:
 
 def test_who_was_never_let_in_gives_up(tmp_path: Path) -> None:
     def look(daemon: Daemon) -> None:
-        check_joined(daemon)
+        daemon._check_joined()
         error = daemon._end.exception()
         assert isinstance(error, ConnectError)
         assert "not admitted to run demo within 2 min" in error.what
@@ -58,10 +57,10 @@ def test_who_was_in_and_is_excluded_just_then_goes_on_trying(tmp_path: Path) -> 
     """A soak has ended this way: excluded exactly when the time for its first join was up."""
 
     def look(daemon: Daemon) -> None:
-        me = Member(daemon.home.peer_id, 1)
+        me = Member(daemon.node.me.peer, 1)
         daemon._on_installed(View(b"L" * 32, 1, (me,), me.peer, 0, b""))
         assert daemon.node.view is None  # out again
-        check_joined(daemon)
+        daemon._check_joined()
         assert not daemon._end.done()
 
     with_daemon(tmp_path / "a", look)
@@ -111,7 +110,7 @@ def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
         table = daemon._message_table()  # raises if two components take one message
         ours = {n: kind for n, kind in registered().items() if kind.__module__.startswith("atoll.")}
         untaken = {name for name, kind in ours.items() if kind not in table}
-        assert table[ResultHead] == daemon.executor.reducer.fetcher.on_head
+        assert table[ResultHead] == daemon.executor.fetcher.on_head
         assert untaken == {*ELSEWHERE.split(), *PARTS_OF_MESSAGES.split()}
 
     with_daemon(tmp_path / "a", look)

@@ -58,7 +58,8 @@ async def patiently(
         tasks.append(asyncio.create_task(work))
 
     host, streams = cast(ConnectionManager, dials), cast(Streams, SimpleNamespace())
-    keeper = Reconnector(host, streams, spawn, lambda error: None)
+    port = SimpleNamespace(spawn=spawn, dial_failed=lambda error: None)
+    keeper = Reconnector(host, streams, port)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await scenario(dials, keeper)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from harness.checkpoints import SMALL
@@ -14,6 +14,7 @@ from harness.tinyrun import TinyRun
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.peer.client.shared_memory import Region
+from atoll.peer.daemon.ipc_server import IpcServer
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership import events as ev
 
@@ -31,7 +32,7 @@ def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
     follower = SimpleNamespace(unsynced=False, round=run.state.round)
     node: Any = SimpleNamespace(view=run.view, follower=follower)
     executor: Any = SimpleNamespace(state=run.state)
-    return TrainerService("demo", "p", node, executor, fed.append)
+    return TrainerService("demo", node, executor, cast(IpcServer, None), fed.append)
 
 
 def test_a_loss_is_shown_once(run: TinyRun) -> None:

@@ -135,7 +135,7 @@ def test_a_holder_without_the_result_says_so(tmp_path: Path) -> None:
         assert state is not None
         result = RoundResult(get_codec(state.spec.codec), state.grid)
         with pytest.raises(StateError, match="does not hold the result"):
-            await one.executor.reducer.fetcher.fetch(begin, other.me, result)
+            await one.executor.fetcher.fetch(begin, other.me, result)
 
     scenario(tmp_path, "ab", play)
 
@@ -264,9 +264,9 @@ def test_a_result_that_cannot_be_applied_ends_the_peer_with_advice(tmp_path: Pat
         begin = begin_of(sites, 1)
         site.carry_out(ev.Reduce(begin))
         await eventually(lambda: site.reduced(1))
-        job = site.executor.reducer.jobs.get(2)
-        assert job is not None
-        job.result.array.fill(0xFF)
+        run = site.executor.attempts.get(2)
+        assert run is not None
+        run.result.array.fill(0xFF)
         before = site.state.digest
         site.carry_out(ev.Apply(begin, b"c" * 32))
         with pytest.raises(DivergedError, match="round 2 cannot be applied here") as caught:
@@ -283,14 +283,14 @@ def test_what_is_said_late_of_an_aborted_attempt_is_not_heard(tmp_path: Path) ->
     async def play(sites: list[Site]) -> None:
         prepare(sites, 50_000)
         begin = begin_of(sites, 1)
-        reducer = sites[0].executor.reducer
+        attempts = sites[0].executor.attempts
         sites[0].carry_out(ev.Reduce(begin))
-        await eventually(lambda: reducer.jobs.get(begin.round) is not None)
-        job = reducer.jobs.get(begin.round)
-        assert job is not None
+        await eventually(lambda: attempts.get(begin.round) is not None)
+        run = attempts.get(begin.round)
+        assert run is not None
         sites[0].carry_out(ev.Abort(begin.round, 1))
-        reducer._reduced(job, b"r" * 32)
-        assert not job.root
+        run.reduced(b"r" * 32)
+        assert not run.root
         assert not sites[0].reduced(1)
 
     scenario(tmp_path, "ab", play)

@@ -22,7 +22,7 @@ from atoll.peer.membership.kept_chunks import Kept, pack_kept
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
-from atoll.peer.rounds.audit_terms import terms_of
+from atoll.peer.rounds.attempt_plan import terms_of
 from atoll.peer.rounds.entries import INIT, STEP
 from atoll.peer.verify.statement import (
     Check,
@@ -58,9 +58,9 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
             await eventually(
                 lambda b=begin: all(site.reduced(b.attempt, b.round) for site in sites)
             )
-            jobs = [site.executor.reducer.jobs.get(begin.round) for site in sites]
-            assert all(job is not None and job.audit is not None for job in jobs)
-            assert all(job is not None and job.finals == b"" for job in jobs)
+            runs = [site.executor.attempts.get(begin.round) for site in sites]
+            assert all(run is not None and run.audit is not None for run in runs)
+            assert all(run is not None and run.finals == b"" for run in runs)
             for site in sites:
                 site.carry_out(ev.Apply(begin, CHAIN))
             await eventually(lambda b=begin: all(site.applied(b.round) for site in sites))

@@ -139,7 +139,7 @@ def test_a_death_in_the_middle_begins_the_round_anew(tmp_path: Path) -> None:
         broken = begin_of(sites, 1, 3)
         for site in left:  # the last one never begins
             site.carry_out(ev.Reduce(broken))
-        await eventually(lambda: all(site.executor.reducer.jobs.at(3, 1) for site in left))
+        await eventually(lambda: all(site.executor.attempts.at(3, 1) for site in left))
         for site in left:
             site.carry_out(ev.ListFinal(3, 1))
         await eventually(lambda: all(site.finals(1) is not None for site in left))
@@ -166,15 +166,15 @@ def test_who_fetches_what_it_took_part_in_keeps_what_it_left_out(tmp_path: Path)
         truth.commit(dict.fromkeys(range(3), 1.0))
         begin = begin_of(sites, 1)
         await reduce(sites, begin)
-        repaired = sites[1].executor.reducer
-        job = repaired.jobs.get(2)
-        assert job is not None
-        job.root = b""  # as if its last chunk had not come
-        job.result.digests[-1] = b""
+        repaired = sites[1].executor.attempts
+        run = repaired.get(2)
+        assert run is not None
+        run.root = b""  # as if its last chunk had not come
+        run.result.digests[-1] = b""
         sites[1].fed.clear()
         sites[1].carry_out(ev.Fetch(begin, sites[0].me))
         await eventually(lambda: sites[1].reduced(1))
-        assert repaired.jobs.get(2) is not job
+        assert repaired.get(2) is not run
         await apply(sites, begin)
         truth.check(sites)
         assert kept_of(sites[1]).any()
@@ -220,9 +220,9 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
             site.carry_out(ev.Reduce(begin))
         grid = first.state.grid
         owned = {c for c in range(grid.count) if c * 3 // grid.count < 2}
-        jobs = (first.executor.reducer.jobs, second.executor.reducer.jobs)
-        await eventually(lambda: all(j.get(2) for j in jobs))
-        results = [job.result for j in jobs if (job := j.get(2)) is not None]
+        tables = (first.executor.attempts, second.executor.attempts)
+        await eventually(lambda: all(table.get(2) for table in tables))
+        results = [run.result for table in tables if (run := table.get(2)) is not None]
         await eventually(lambda: all(r.digests[c] for r in results for c in owned))
         for site in (first, second):
             site.carry_out(ev.ListFinal(2, 1))

@@ -54,7 +54,7 @@ def test_every_shape_gives_all_the_same_mean(layout: Layout, tmp_path: Path) -> 
         await reduce(sites, begin)
         await apply(sites, begin)
         np.testing.assert_allclose(sites[0].state.theta, expected, rtol=0, atol=2e-6)
-        assert all(site.executor.reducer.layout == layout for site in sites)
+        assert all(site.executor.layout == layout for site in sites)
         sends_to = {
             site.me: sum(not stream.closed for _, stream in site.executor.streams.outgoing())
             for site in sites
@@ -75,7 +75,7 @@ def test_a_broken_attempt_goes_on_as_a_butterfly_with_what_was_finished(
         first = replace(begin_of(sites, 1), layout=layout)
         for site in left:  # the last one never begins: nothing that it takes part in gets final
             site.carry_out(ev.Reduce(first))
-        await eventually(lambda: all(site.executor.reducer.jobs.at(2, 1) for site in left))
+        await eventually(lambda: all(site.executor.attempts.at(2, 1) for site in left))
         for site in left:
             site.carry_out(ev.ListFinal(2, 1))
         await eventually(lambda: all(site.finals(1) is not None for site in left))

@@ -84,9 +84,9 @@ def test_memory_of_results_is_used_again(tmp_path: Path) -> None:
             for site in sites:
                 site.carry_out(ev.Reduce(begin))
             await eventually(lambda n=number: all(site.reduced(n) for site in sites))
-            job = sites[0].executor.reducer.jobs.get(number)
-            assert job is not None
-            seen.append(job.result.array.ctypes.data)
+            run = sites[0].executor.attempts.get(number)
+            assert run is not None
+            seen.append(run.result.array.ctypes.data)
             for site in sites:
                 site.carry_out(ev.Apply(begin, b"c" * 32))
             await eventually(lambda n=number: all(site.applied(n) for site in sites))

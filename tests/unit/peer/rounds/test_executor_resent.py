@@ -16,10 +16,7 @@ from harness.runner_sites import PATIENCE_S, Site, begin_of, eventually, prepare
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.kept_chunks import Kept, pack_kept
 from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
-from atoll.peer.rounds import reducer
-from atoll.peer.rounds.attempt_table import AttemptRun
-from atoll.peer.rounds.replica import Replica
-from atoll.peer.rounds.resend_stats import SentPayload
+from atoll.peer.rounds.attempt_run import AttemptRun, SentPayload
 
 CHAIN = b"c" * 32
 NOT_FINAL = bytes(32)
@@ -29,13 +26,13 @@ STILL_S = 0.5  # so long without a byte: what can be sent has been sent
 
 
 def again_bytes(sites: list[Site]) -> int:
-    return sum(site.executor.reducer.jobs.again_bytes for site in sites)
+    return sum(site.executor.attempts.again_bytes for site in sites)
 
 
 def sent_bytes(sites: list[Site], number: int) -> int:
     """Payload of the attempt at hand."""
-    jobs = [site.executor.reducer.jobs.get(number) for site in sites]
-    return sum(job.sent.total_bytes for job in jobs if job is not None)
+    runs = [site.executor.attempts.get(number) for site in sites]
+    return sum(run.sent.total_bytes for run in runs if run is not None)
 
 
 async def come_to_rest(sites: list[Site], number: int) -> None:
@@ -56,13 +53,11 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
     """Half of the victim's own parts leave it, and nothing after them until it is released."""
     hang, lock = Hang(threading.Event(), threading.Event()), threading.Lock()
     left = victim.state.grid.count // 2
-    contribution = reducer.contribution
+    contribution = AttemptRun._contribution
 
-    def limited(
-        replica: Replica, job: AttemptRun
-    ) -> tuple[None, Callable[[int, np.ndarray], None]]:
-        own, source = contribution(replica, job)
-        if replica is not victim.executor.replica:
+    def limited(run: AttemptRun) -> tuple[None, Callable[[int, np.ndarray], None]]:
+        own, source = contribution(run)
+        if run._peer is not victim.executor:
             return own, source  # type: ignore[return-value]
         assert source is not None
 
@@ -78,7 +73,7 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
 
         return None, fill
 
-    monkeypatch.setattr(reducer, "contribution", limited)
+    monkeypatch.setattr(AttemptRun, "_contribution", limited)
     return hang
 
 

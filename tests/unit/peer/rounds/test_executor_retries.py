@@ -48,9 +48,9 @@ async def first_attempt(sites: list[Site], absent: Site, weights: tuple[float, .
         for chunk in range(absent.state.grid.count)
         if sites[chunk * len(sites) // absent.state.grid.count] is not absent
     }
-    jobs = [site.executor.reducer.jobs for site in present]
-    await eventually(lambda: all(j.get(2) for j in jobs))
-    results = [job.result for j in jobs if (job := j.get(2)) is not None]
+    tables = [site.executor.attempts for site in present]
+    await eventually(lambda: all(table.get(2) for table in tables))
+    results = [run.result for table in tables if (run := table.get(2)) is not None]
     await eventually(lambda: all(r.digests[chunk] for r in results for chunk in owned))
     for site in present:
         site.carry_out(ev.ListFinal(2, 1))
@@ -93,10 +93,10 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
         assert keep == finals_of(second, 1)
         chunks = range(first.state.grid.count)
         assert 0 < len(keep) < len(chunks)
-        job = second.executor.reducer.jobs.get(2)
-        assert job is not None
+        run = second.executor.attempts.get(2)
+        assert run is not None
         lost = min(keep)
-        job.result.digests[lost] = b""
+        run.result.digests[lost] = b""
         everyone = [first, second, late]
         again = retry_of(begin, everyone, keep, [0, 1])
         for site in everyone:
@@ -109,9 +109,9 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
             encoded, _ = mean_by_hand(*origin, chunk)
             digests.append(hashlib.sha256(encoded).digest())
             for site in everyone:
-                job = site.executor.reducer.jobs.get(2)
-                assert job is not None
-                assert job.result.view(chunk).tobytes() == encoded
+                run = site.executor.attempts.get(2)
+                assert run is not None
+                assert run.result.view(chunk).tobytes() == encoded
         origin_of = bytes(chunk in keep for chunk in chunks)
         root = entry_root(again.origins, origin_of, digests)
         assert {site.reduced(2) for site in everyone} == {root}
@@ -133,13 +133,13 @@ def test_a_holder_that_fails_is_replaced_and_the_last_one_named(tmp_path: Path, 
         first, second, absent, late = sites
         begin = await first_attempt(sites[:3], absent, (1.0, 1.0, 0.0))
         keep = finals_of(first, 1)
-        job = first.executor.reducer.jobs.get(2)
-        assert job is not None
+        run = first.executor.attempts.get(2)
+        assert run is not None
         for chunk in keep:
             if fault == "bytes":
-                job.result.view(chunk)[7] ^= 1
+                run.result.view(chunk)[7] ^= 1
             elif fault == "lost":
-                job.result.digests[chunk] = b""
+                run.result.digests[chunk] = b""
         if fault == "link":
             late.host.drop(first.me, "the test wants it")
         only_late = retry_of(begin, [late], keep, [0, 1])
@@ -169,9 +169,9 @@ def test_what_is_not_kept_is_reduced_again(tmp_path: Path) -> None:
         await eventually(lambda: all(site.reduced(2) for site in present))
         for chunk in range(sites[0].state.grid.count):
             encoded, _ = mean_by_hand(present, (1.0, 1.0), chunk)
-            job = present[0].executor.reducer.jobs.get(2)
-            assert job is not None
-            assert job.result.view(chunk).tobytes() == encoded
+            run = present[0].executor.attempts.get(2)
+            assert run is not None
+            assert run.result.view(chunk).tobytes() == encoded
 
     scenario(tmp_path, "abc", play)
 
@@ -183,7 +183,7 @@ def test_a_lent_result_is_not_written_to_by_the_retry(tmp_path: Path) -> None:
         for site in sites:
             site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
-        lent = sites[0].executor.reducer.complete_result(2, 1)
+        lent = sites[0].executor.complete_result(2, 1)
         assert lent is not None
         before = lent[0].copy()
         sites[0].inputs[:] += 1  # only so that the bytes differ
@@ -194,7 +194,7 @@ def test_a_lent_result_is_not_written_to_by_the_retry(tmp_path: Path) -> None:
         await eventually(lambda: all(site.reduced(2) for site in sites))
         np.testing.assert_array_equal(lent[0], before)
         assert sites[0].reduced(1) != sites[0].reduced(2)
-        assert sites[0].executor.reducer.complete_result(2, 1) is None
+        assert sites[0].executor.complete_result(2, 1) is None
 
     scenario(tmp_path, "ab", play)
 
@@ -211,13 +211,13 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
         await eventually(lambda: all(site.reduced(1) for site in sites))
         chunks = range(holder.state.grid.count)
         for site, forgotten in ((other, {2}), (outsider, chunks)):
-            job = site.executor.reducer.jobs.get(2)
-            assert job is not None
-            job.root = b""
+            run = site.executor.attempts.get(2)
+            assert run is not None
+            run.root = b""
             for chunk in chunks:
-                job.result.view(chunk)[:] = 0  # so that it shows what was written again
+                run.result.view(chunk)[:] = 0  # so that it shows what was written again
                 if chunk in forgotten:
-                    job.result.digests[chunk] = b""
+                    run.result.digests[chunk] = b""
             site.fed.clear()
         before = other.executor.streams.received_bytes
         for site in (other, outsider):
@@ -227,13 +227,13 @@ def test_a_copy_fetches_only_what_is_not_final_here(tmp_path: Path) -> None:
             head_of(2)
         ).size(2)
         assert {site.reduced(1) for site in sites} == {holder.reduced(1)}
-        lent = holder.executor.reducer.complete_result(2, 1)
-        job, whole = (site.executor.reducer.jobs.get(2) for site in (other, outsider))
+        lent = holder.executor.complete_result(2, 1)
+        run, whole = (site.executor.attempts.get(2) for site in (other, outsider))
         assert lent is not None
-        assert job is not None
+        assert run is not None
         assert whole is not None
         np.testing.assert_array_equal(whole.result.array, lent[0])
-        written = {c for c in chunks if job.result.view(c).any()}
+        written = {c for c in chunks if run.result.view(c).any()}
         assert written == {2}
 
     scenario(tmp_path, "abc", play)
@@ -279,7 +279,7 @@ def test_two_rounds_of_different_fragments_reduce_at_once(tmp_path: Path) -> Non
             assert head is not None
             assert (head.fragment, head.root) == (1, site.reduced(1, 3))
             assert len(entry_chain(CHAIN, head)) == 32
-            assert not site.executor.reducer.jobs.all
+            assert not site.executor.attempts.all
 
     scenario(tmp_path, "abcd", play)
 

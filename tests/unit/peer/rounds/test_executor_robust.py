@@ -59,7 +59,7 @@ def test_too_few_neither_reduce_nor_copy(tmp_path: Path) -> None:
         alone = replace(begin, attempt=2, participants=begin.participants[:1], weights=(1.0,))
         sites[1].carry_out(ev.Fetch(alone, begin.participants[0]))
         await eventually(lambda: any("here are 1" in line for line in sites[1].logs))
-        assert sites[1].executor.reducer.jobs.get(begin.round) is None
+        assert sites[1].executor.attempts.get(begin.round) is None
 
     scenario(tmp_path, "abc", play)
 
@@ -74,7 +74,7 @@ def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
             assert site.executor.believed(begin) is begin
             site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
-        assert all(job.finals == b"" for site in sites for job in site.executor.reducer.jobs.all)
+        assert all(run.finals == b"" for site in sites for run in site.executor.attempts.all)
         past = (EntryOrigin(begin.participants, begin.weights),)
         kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
         again: Begin = replace(begin, attempt=2, past=past, kept=kept)

@@ -46,19 +46,20 @@ class Wire:
         self.asked: list[tuple[bytes, int]] = []
         self.stored: dict[int, bytes] = {}
         self.failures: list[tuple[bytes, str]] = []
-        self.copy = KeptCopy(
-            KeptPlan(lacking, 0), LAYOUT, self.put, self.ask, lambda *why: self.failures.append(why)
-        )
+        self.copy = KeptCopy(KeptPlan(lacking, 0), LAYOUT, self)
         self.copy.start()
 
-    def put(self, chunk: int, data: np.ndarray) -> bool:
+    def put_kept(self, chunk: int, data: np.ndarray) -> bool:
         if data[0]:
             return False
         self.stored[chunk] = data.tobytes()
         return True
 
-    def ask(self, holder: bytes, chunks: list[int]) -> None:
+    def ask_kept(self, holder: bytes, chunks: list[int]) -> None:
         self.asked += ((holder, chunk) for chunk in chunks)
+
+    def kept_failed(self, holder: bytes, why: str) -> None:
+        self.failures.append((holder, why))
 
     def deliver(self, holder: bytes, chunk: int, length: int = CHUNK_BYTES) -> bool:
         buffer = self.copy.reserve(holder, chunk, length)

@@ -21,8 +21,7 @@ from harness.plainstate import (
 )
 
 from atoll.collectives.errors import StateError
-from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
-from atoll.peer.rounds.statebuffers import U8
+from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, U8, ReplicatedState, StateLoad
 
 _made: list[ReplicatedState] = []
 

@@ -13,8 +13,7 @@ from atoll.collectives import get_codec
 from atoll.collectives.errors import CodecError, StateError
 from atoll.optim.fragments import chunk_range
 from atoll.peer.rounds.entries import INIT, EntryHead
-from atoll.peer.rounds.state import ReplicatedState, StateLoad
-from atoll.peer.rounds.statebuffers import U8
+from atoll.peer.rounds.state import U8, ReplicatedState, StateLoad
 
 
 class AgainstPlainArrays(RuleBasedStateMachine):

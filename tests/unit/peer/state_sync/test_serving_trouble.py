@@ -297,7 +297,7 @@ def test_a_full_disk_only_delays_a_new_incarnation(
         await daemon._renew()
         assert daemon._inc > before
         assert not daemon._end.done()
-        assert [event["kind"] for event in daemon.event_log.events].count("disk") == 2
+        assert [event["kind"] for event in daemon.parts.event_log.events].count("disk") == 2
         await daemon._close()
 
     with Home.open(tmp_path / "home") as home:

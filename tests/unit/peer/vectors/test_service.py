@@ -35,8 +35,12 @@ class Site:
             me=Member(ME, 1), view=self.view(), follower=SimpleNamespace(terms=None)
         )
         self.trainers = TrainerService(
-            "demo", "m", self.node, SimpleNamespace(), lambda event: None
-        )  # type: ignore[arg-type]
+            "demo",
+            self.node,
+            SimpleNamespace(),  # type: ignore[arg-type]
+            SimpleNamespace(),  # type: ignore[arg-type]
+            lambda event: None,
+        )
         host: Any = SimpleNamespace(send=lambda peer, message: self.sent.append(message) or True)
         self.service = VectorService(
             node=self.node,

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from atoll.peer.daemon import allocator
+from atoll.peer.daemon import process
 
 HAS_GLIBC = (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 
 # Eight threads at once allocate; how many arenas does malloc_info tell of?
 COUNT_ARENAS = """
 import ctypes, os, tempfile, threading
-from atoll.peer.daemon.allocator import cap_arenas
+from atoll.peer.daemon.process import cap_arenas
 print(cap_arenas())
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -41,7 +41,7 @@ with tempfile.NamedTemporaryFile() as file:
 # between them: how many KiB more are there than before?
 KEEP_CHUNKS = """
 import ctypes
-from atoll.peer.daemon.allocator import give_back_large
+from atoll.peer.daemon.process import give_back_large
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
@@ -82,7 +82,7 @@ def answers(script: str, **environment: str) -> tuple[str, int]:
 def test_threads_share_two_arenas() -> None:
     said, count = arenas()
     assert said.endswith("at most 2 memory arenas")
-    assert count == allocator.ARENAS_MAX
+    assert count == process.ARENAS_MAX
 
 
 @pytest.mark.skipif(not HAS_GLIBC, reason="another allocator than glibc's")
@@ -117,5 +117,5 @@ def test_another_allocator_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(os, "confstr", unknown)
     monkeypatch.setattr(ctypes, "CDLL", None)  # nothing may be called
-    assert allocator.cap_arenas() == "memory arenas as this system has them"
-    assert allocator.give_back_large() == "large blocks as this system has them"
+    assert process.cap_arenas() == "memory arenas as this system has them"
+    assert process.give_back_large() == "large blocks as this system has them"

@@ -13,9 +13,9 @@ from atoll.collectives.errors import StateError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.operations import Operation, pack_objects
+from atoll.peer.rounds.attempt_run import Replica
 from atoll.peer.rounds.entries import GATHER, REDUCE, STEP, EntryHead, EntryOrigin, entry_root
-from atoll.peer.rounds.operating import commit_operation
-from atoll.peer.rounds.replica import Replica
+from atoll.peer.rounds.executor import commit_operation
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, StateLoad
 
 NOTHING = np.empty(0, np.uint8)

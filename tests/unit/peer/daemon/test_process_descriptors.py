@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.peer.daemon import descriptors
+from atoll.peer.daemon import process
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, LIFELINE, IpcServer
 from atoll.peer.net.identity import Home
 
@@ -45,30 +45,30 @@ def test_a_share_and_a_remainder_are_kept(
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
     with Numbered() as accepted:
         accepted.number = first_refused
-        assert descriptors.is_scarce(accepted) == (limit != resource.RLIM_INFINITY)
+        assert process.is_scarce(accepted) == (limit != resource.RLIM_INFINITY)
         accepted.number = first_refused - 1
-        assert descriptors.is_scarce(accepted) == (first_refused == 0)
+        assert process.is_scarce(accepted) == (first_refused == 0)
 
 
 def test_dials_leave_the_last_to_local_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
     with Numbered() as opened:
-        opened.number = 100 - descriptors.KEPT_FOR_LOCAL
-        assert descriptors.is_last(opened)
+        opened.number = 100 - process.KEPT_FOR_LOCAL
+        assert process.is_last(opened)
         opened.number -= 1
-        assert not descriptors.is_last(opened)
+        assert not process.is_last(opened)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
     with Numbered() as opened:
         opened.number = 1 << 30
-        assert not descriptors.is_last(opened)
+        assert not process.is_last(opened)
 
 
 def test_the_limit_is_raised_as_far_as_it_may(limits: tuple[int, int]) -> None:
     _, hard = limits
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
-    assert descriptors.raise_limit() == f"up to {hard:,} descriptors, raised from 200"
+    assert process.raise_limit() == f"up to {hard:,} descriptors, raised from 200"
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    assert descriptors.raise_limit() == f"up to {hard:,} descriptors"
+    assert process.raise_limit() == f"up to {hard:,} descriptors"
 
 
 def test_a_limit_that_cannot_be_raised_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_limit_that_cannot_be_raised_is_said(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 1 << 62))
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert descriptors.raise_limit().startswith("up to 256 descriptors; more are not allowed: ")
+    assert process.raise_limit().startswith("up to 256 descriptors; more are not allowed: ")
 
 
 def test_the_local_door_survives_a_process_without_descriptors(
@@ -87,7 +87,7 @@ def test_the_local_door_survives_a_process_without_descriptors(
 
     async def scenario(home: Home) -> None:
         loop = asyncio.get_running_loop()
-        door = IpcServer(home.socket_path, {}, lambda client: None)
+        door = IpcServer(home.socket_path)
         turned_away = asyncio.Event()
         accept = loop.sock_accept
 
@@ -101,7 +101,7 @@ def test_the_local_door_survives_a_process_without_descriptors(
         loop.sock_accept = observed  # type: ignore[method-assign]  # to see that it has failed
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
-            door.start()
+            door.start({}, lambda client: None)
             try:
                 free = os.dup(client.fileno())
                 os.close(free)
@@ -127,8 +127,8 @@ def test_the_local_door_turns_lifelines_away_when_descriptors_are_scarce(
 
     async def scenario(home: Home) -> None:
         loop = asyncio.get_running_loop()
-        door = IpcServer(home.socket_path, {}, lambda client: None)
-        door.start()
+        door = IpcServer(home.socket_path)
+        door.start({}, lambda client: None)
         try:
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)

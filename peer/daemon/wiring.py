@@ -1,0 +1,149 @@
+"""Build all components of a daemon, in order."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import get_args
+
+from atoll.peer.authority.ledger import Ledger
+from atoll.peer.authority.policy import AuthorityAdmission, OpenAdmission
+from atoll.peer.checkpoint.schedule import Checkpointer
+from atoll.peer.daemon.event_log import EventLog, RoundLines
+from atoll.peer.daemon.ipc_server import IpcServer
+from atoll.peer.daemon.options import DaemonOptions
+from atoll.peer.daemon.ports import DaemonPort
+from atoll.peer.daemon.reconnect import KnownAddresses, Reconnector
+from atoll.peer.daemon.resuming import Inquiry
+from atoll.peer.daemon.trainer_service import TrainerService
+from atoll.peer.links.monitor import LinkMonitor
+from atoll.peer.links.planner import Planner
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.signatures import verifies
+from atoll.peer.membership.view import Member
+from atoll.peer.net.certs import run_tls
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.identity import Home
+from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.vectors.service import VectorService
+from atoll.peer.verify.admission_chain import AdmissionChain
+from atoll.peer.verify.ban_list import BanList
+from atoll.peer.verify.manager import AuditManager
+from atoll.peer.verify.statement import AuditMessage
+
+
+class Components:
+    """Hold what a daemon is made of, each with the port that it needs and the parts before it."""
+
+    def __init__(
+        self, home: Home, options: DaemonOptions, event_log: EventLog, daemon: DaemonPort
+    ) -> None:
+        """Build them.
+
+        Raises AdmissionError if the run has an authority and this peer's pass of it is no good.
+        """
+        self.home, self.options, self.event_log = home, options, event_log
+        self.started_s = time.monotonic()
+        self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
+        me, signer = home.peer_id, HomeSigner(home)
+        self.node = Node(Member(me, daemon.incarnation(), options.role), signer=signer)
+        self.addresses = KnownAddresses(home, options, self.node, event_log)
+        # Bans, and the authority's passes in a run that has one.
+        passes = _passes(home, options, self.node, daemon)
+        self.admission = AdmissionChain(passes, BanList(me, home.path / "evidence", daemon))
+        self.host = ConnectionManager(
+            peer_id=me,
+            tls=run_tls(home, options.secret),
+            run=options.run,
+            daemon=daemon,
+            ciphers=options.ciphers,
+            congestion=options.congestion,
+            policy=self.admission,
+            of_rounds=get_args(AuditMessage),
+        )
+        self.audits = AuditManager(me, signer, daemon)
+        self.executor = RoundExecutor(
+            me=me,
+            host=self.host,
+            audits=self.audits,
+            daemon=daemon,
+            received=home.path / "received",
+        )
+        streams = self.executor.streams
+        self.round_lines = RoundLines(daemon)
+        self.monitor = LinkMonitor(me=me, streams=streams, daemon=daemon, probes=options.probes)
+        self.planner = Planner(
+            node=self.node,
+            links=self.monitor,
+            streams=streams,
+            replica=self.executor.replica,
+            daemon=daemon,
+        )
+        self.reconnector = Reconnector(self.host, streams, daemon)
+        self.ipc_server = IpcServer(home.socket_path)
+        event_log.publish = self.ipc_server.publish
+        self.trainers = TrainerService(
+            options.run, self.node, self.executor, self.ipc_server, daemon.feed
+        )
+        self.vectors = VectorService(
+            node=self.node,
+            trainers=self.trainers,
+            host=self.host,
+            streams=streams,
+            copies=self.executor.router.copies,
+            log=partial(daemon.note, "transfer"),
+        )
+        self.checkpointer = _checkpointer(home, options, daemon)
+
+
+class HomeSigner:
+    """Sign with the identity key as this peer, and verify as anybody (signing.Signer).
+
+    Ed25519: 0.03 ms to sign, 0.1 ms to verify.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    def sign(self, text: bytes) -> bytes:
+        return self._home.sign(text)
+
+    def verify(self, peer: bytes, text: bytes, signature: bytes) -> bool:
+        return verifies(peer, text, signature)
+
+
+def _passes(home: Home, options: DaemonOptions, node: Node, daemon: DaemonPort) -> OpenAdmission:
+    """Return who judges whether a peer may come in, whatever bans there are."""
+
+    def per_address() -> int | None:
+        terms = node.follower.terms
+        on_probation = terms is not None and terms.probation > 0
+        asked = options.per_address
+        return asked if asked is not None or on_probation else 0
+
+    if not options.authority:
+        return OpenAdmission(per_address)
+    return AuthorityAdmission(
+        home,
+        Ledger(options.authority, options.run),
+        options.credential,
+        options.role,
+        founds=options.founds,
+        daemon=daemon,
+        per_address=per_address,
+    )
+
+
+def _checkpointer(home: Home, options: DaemonOptions, daemon: DaemonPort) -> Checkpointer | None:
+    """Return the checkpointer of a daemon that is to write checkpoints, else None."""
+    if options.checkpoint is None:
+        return None
+    return Checkpointer(
+        options.checkpoint,
+        options.every,
+        run=options.run,
+        secret=options.secret,
+        home=home,
+        incarnation=daemon.incarnation,
+        note=daemon.note,
+    )

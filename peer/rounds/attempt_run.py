@@ -1,0 +1,611 @@
+"""Carry out one attempt at a round on this peer: what it is, what it may do, and its life.
+
+A peer reduces an attempt with the others (``start``), copies its whole result from one of them
+(``fetch``), or does both, one after the other. Reductions run in threads of their own and fetches
+in tasks, so that no round waits for another one. The retry of a round goes on in the memory of the
+attempt before: what that has finished may be kept (salvage.py).
+
+Of an audited attempt all parts are promised before one is sent: the whole contribution is encoded
+first, because its digests are what a peer commits to. So it takes the memory of one encoded vector
+more, and of the parts of the shard that this peer owns another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from atoll.collectives import ReducePlan, Reduction, RoundResult
+from atoll.collectives.codecs import F32, U8, Gathered
+from atoll.collectives.compensated import Compensated
+from atoll.collectives.errors import AtollError, RemoteProtocolError
+from atoll.collectives.robust import RobustRule
+from atoll.collectives.senders import Outlet
+from atoll.collectives.stripes import Receipt
+from atoll.peer.membership.kept_chunks import Kept
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.view import View, short
+from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.rounds.attempt_plan import kept_of, plan_of, rule_of, shape_of, terms_of
+from atoll.peer.rounds.entries import STEP, EntryHead, entry_root
+from atoll.peer.rounds.error_feedback import Residual
+from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.salvage import FetchKept, KeptCopy, KeptPlan, header_of, pack_chunks
+from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.state_sync.result_client import Fetcher
+from atoll.peer.streams.manager import FrameOutlet, Streams
+from atoll.peer.streams.router import Router
+from atoll.peer.verify.disclosure import encoded_parts
+from atoll.peer.verify.manager import AuditedAttempt, AuditManager
+from atoll.peer.verify.terms import AuditTerms
+
+# Twice this at most without a chunk of 1 MiB: it comes at less than 1 Mbit/s, or not at all.
+KEPT_STALL_S = 5.0
+
+Source = Callable[[int, F32], None]
+Own = Callable[[int], F32]
+
+
+@dataclass(slots=True)
+class Replica:
+    """Hold the state, the last rounds, the input of this peer's trainer, and the view.
+
+    Also what codecs have left out of that input.
+    """
+
+    log: RoundLog
+    state: ReplicatedState | None = None
+    # The region whose submission the membership machine has accepted last. It is not cleared:
+    # whether an attempt may read it is the machine's decision.
+    inputs: F32 | None = None
+    steps: bytes = b""  # what its trainer has committed to of the local steps that led to them
+    outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
+    view: View | None = None
+    residual: Residual = field(default_factory=Residual)
+
+
+class AttemptPort(Protocol):
+    """Serve the attempts of a peer: what they need of it, and who hears what came of them.
+
+    All but ``threadsafe`` are called in the event loop.
+    """
+
+    me: bytes
+    host: ConnectionManager
+    replica: Replica
+    router: Router
+    streams: Streams
+    audits: AuditManager
+    fetcher: Fetcher
+
+    def is_wanted(self, begin: Begin, /) -> bool:
+        """Return whether this attempt is still to be carried out."""
+
+    def failed(self, begin: Begin, peers: tuple[bytes, ...], why: str, /) -> None:
+        """Hear that an attempt has failed, because of these peers; of none if it is our own."""
+
+    def reduced(self, begin: Begin, root: bytes, /) -> None:
+        """Hear that the result of an attempt is complete, with this root."""
+
+    def note_busy(self) -> None:
+        """Look whether any attempt is being reduced."""
+
+    def log(self, line: str, /) -> None:
+        """Write a line about rounds."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], /) -> None:
+        """Run ``work`` as a task that ends with the peer."""
+
+    def threadsafe(self, act: Callable[..., None], *arguments: object) -> None:
+        """Call ``act`` in the event loop soon; from any thread."""
+
+
+class AttemptRun:
+    """Carry out one attempt, whether this peer takes part or copies the result.
+
+    Lives in the event loop; what threads report comes back into it (``AttemptPort.threadsafe``).
+    """
+
+    def __init__(
+        self,
+        peer: AttemptPort,
+        begin: Begin,
+        result: RoundResult,
+        kept: tuple[Kept, ...],
+        begun_s: float,
+        *,
+        rule: RobustRule | None,
+        terms: AuditTerms | None,
+    ) -> None:
+        self._peer = peer
+        self.begin, self.result, self.kept = begin, result, kept
+        self.rule = rule  # that bears somebody
+        self.terms = terms  # of an audited attempt ...
+        self.audit: AuditedAttempt | None = None  # ... and how it stands
+        self.begun_s = begun_s  # when the first attempt at the round began here
+        self.root = b""  # not empty: the result is complete
+        self.lent = False  # others may read the complete result at any time from now on
+        self.ended = False
+        self.reduction: Reduction | None = None
+        self.copying: KeptCopy | None = None  # kept chunks that were lacking ...
+        self._watching: asyncio.Task[None] | None = None  # ... and whether they come
+        self.fetching: asyncio.Task[None] | None = None  # the whole result, from ``holder``
+        self.holder = b""
+        self.source: Source | None = None  # of our part of a step
+        self.before: F32 | None = None  # the run's parameters before it, where validators need them
+        self.tries = 1  # attempts at the round that began here, with this one
+        self.sent = SentPayload()
+        self.again_bytes = 0  # payload that the round has cost twice here so far
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the result is read, so that nobody may write to it any more.
+
+        Else bytes of two attempts would be sent as one.
+        """
+        return self.lent or (self.reduction is not None and self.reduction.uses_result)
+
+    @property
+    def is_reducing(self) -> bool:
+        """Return whether its frames are under way, our own or those that others need from us."""
+        return self.reduction is not None and not self.ended
+
+    @property
+    def progress_bytes(self) -> int:
+        return self.reduction.progress_bytes if self.reduction is not None else 0
+
+    @property
+    def finals(self) -> bytes:
+        """Return the digests of the chunks that a retry may keep; empty if it may keep none.
+
+        Where every participant has a slot in a chunk, those of an attempt with others would not
+        fit: it begins anew. So it does with a robust rule or an audit: nobody is believed to have a
+        chunk that others have not.
+        """
+        if self.rule or self.terms or isinstance(self.result.codec, Gathered):
+            return b""
+        return self.result.packed_digests
+
+    def missing(self) -> tuple[bytes, ...]:
+        """Return the participants whose parts of the reduction have not all come."""
+        late = sorted(self.reduction.missing()) if self.reduction is not None else ()
+        return tuple(self.begin.participants[index] for index in late)
+
+    def root_of(self, digests: list[bytes]) -> bytes:
+        begin = self.begin
+        return entry_root(begin.origins, self._origin_of(), digests, begin.blob)
+
+    def entry(self, chain: bytes) -> EntryHead:
+        """Return the log entry that this result becomes; ``chain`` is the one after it."""
+        begin = self.begin
+        return EntryHead(
+            begin.round,
+            begin.kind,
+            begin.fragment,
+            begin.origins,
+            self._origin_of(),
+            self.root,
+            chain,
+            begin.blob,
+        )
+
+    def _origin_of(self) -> bytes:
+        origins = bytearray(self.result.grid.count if self.kept else 0)
+        for item in self.kept:
+            origins[item.chunk] = item.origin
+        return bytes(origins)
+
+    def _chunks_with(self, peer: bytes) -> list[int]:
+        """Return the chunks of the result that have this participant's part in them."""
+        begin, origin_of = self.begin, self._origin_of() or bytes(self.result.grid.count)
+        weights = [dict(zip(o.participants, o.weights, strict=True)) for o in begin.origins]
+        if not weights[0].get(peer):
+            return []
+        return [chunk for chunk, origin in enumerate(origin_of) if weights[origin].get(peer)]
+
+    # ------------------------------------------------------------ its end
+
+    def end(self) -> None:
+        """End the attempt: no thread writes to the result any more, and what is final stays so.
+
+        Its threads end by themselves: what they still send carries its number and is dropped on
+        arrival.
+        """
+        self.ended = True
+        if self.audit is not None:
+            self.audit.end()
+        if self.reduction is not None:
+            self.reduction.abort()
+        for task in (self.fetching, self._watching):
+            if task is not None:
+                task.cancel()
+
+    def free(self) -> None:
+        """Free the buffers of an ended attempt at once, not with the next collection of cycles."""
+        self.reduction = self.copying = None
+
+    def keep_residual(self) -> None:
+        """Take over what the codec leaves out of our part.
+
+        The result is about to be applied, and θ is still the one before it.
+        """
+        me, source = self._peer.me, self.source
+        chunks = self._chunks_with(me)
+        if chunks and isinstance(source, Compensated):
+            index = self.begin.participants.index(me)
+            self._peer.replica.residual.commit(source, self.result, index, chunks)
+
+    def _failed(self, peers: tuple[bytes, ...], why: str) -> None:
+        self._peer.failed(self.begin, tuple(p for p in peers if p != self._peer.me), why)
+
+    def reduced(self, root: bytes) -> None:
+        """Report that the result is complete, unless the attempt was aborted.
+
+        Attempts of the next view count from 1 again, so what is said late of this one would be
+        taken for that one's.
+        """
+        if not self.root and not self.ended:
+            self.root = root
+            self._peer.reduced(self.begin, root)
+
+    # ------------------------------------------------------------ reducing
+
+    def start(self) -> bool:
+        """Begin to reduce; return False if this peer's submission is gone."""
+        own, source = self._contribution()
+        if source is None:
+            self._failed((), "this peer's submission is gone")
+            return False
+        if self.terms is not None:
+            steps = self._peer.replica.steps
+            self._peer.spawn(self._begin_audit(self.terms, source, steps))
+            return True
+        kept = {item.chunk: item.digest for item in self.kept}
+        self._reduce(
+            plan_of(self.begin, self.result.grid, kept, self.rule),
+            source=source,
+            own=own,
+            kept=kept,
+            # The root of many chunks takes a while: computed in the thread that brings the last.
+            on_done=lambda digests: self._peer.threadsafe(self.reduced, self.root_of(digests)),
+        )
+        return True
+
+    def _contribution(self) -> tuple[Own | None, Source | None]:
+        """Return where the own part lies, and what fills it in.
+
+        The first is None if the part lies nowhere yet; both are None if there is no part.
+        """
+        replica, begin, grid = self._peer.replica, self.begin, self.result.grid
+        inputs, state = replica.inputs, replica.state
+        if inputs is None:
+            return None, None
+        if begin.kind == STEP:  # computed from the submission of the trainer
+            if state is None or inputs.size != state.grid.total:
+                return None, None
+            self.source = replica.residual.source(state, inputs, begin)
+            return None, self.source
+        if inputs.size != grid.total:
+            return None, None
+
+        def own(chunk: int) -> F32:
+            """Return the part of any other round: it lies in the trainer's memory as it is."""
+            lo, hi = grid.bounds(chunk)
+            return inputs[lo:hi]
+
+        def copy(chunk: int, out: F32) -> None:
+            np.copyto(out, own(chunk))
+
+        return own, copy
+
+    def _reduce(self, plan: ReducePlan, **how: Any) -> None:
+        """Start the reduction, and a sender for each of its destinations as streams open."""
+        peer, begin = self._peer, self.begin
+        reduction = self.reduction = Reduction(
+            plan=plan,
+            me=plan.participants.index(peer.me),
+            result=self.result,
+            on_failed=lambda index, why: peer.threadsafe(
+                self._failed, (plan.participants[index],), why
+            ),
+            **how,
+        )
+        copying = self.copying = KeptCopy(self._kept_plan(reduction), self.result.layout, self)
+        peer.router.expect_attempt(begin, reduction, copying)
+        wanted = sorted(reduction.destinations)
+        lanes = {index: peer.streams.lanes(begin.participants[index]) for index in wanted}
+        reduction.start({}, lanes)
+        peer.note_busy()
+        peer.streams.begin_round(begin.round)
+        for index, count in lanes.items():
+            for lane in range(count):
+                peer.spawn(self._attach_outlet(reduction, index, lane))
+        if reduction.lacking:
+            copying.start()
+            self._watching = asyncio.get_running_loop().create_task(_watch(copying))
+
+    async def _attach_outlet(self, reduction: Reduction, index: int, lane: int) -> None:
+        other = self.begin.participants[index]
+        try:
+            stream = await self._peer.streams.to(other, lane)
+        except AtollError as error:
+            if not lane:  # the others only make it faster
+                self._failed((other,), error.what)
+            return
+        outlet = FrameOutlet(stream, header_of(self.begin))
+        reduction.start({index: CountingOutlet(outlet, self.sent)})
+
+    def stream_broken(self, other: bytes, why: str) -> None:
+        """Fail if the reduction still lacks something of this peer, whose last stream has ended."""
+        if self.reduction is None or other not in self.begin.participants:
+            return
+        if self.begin.participants.index(other) in self.reduction.missing():
+            self._failed((other,), why)
+
+    # ------------------------------------------------------------ an audited attempt
+
+    async def _begin_audit(self, terms: AuditTerms, source: Source, steps: bytes) -> None:
+        """Commit to all parts and to the local ``steps``; send the parts once all others have too.
+
+        The attempt fails here if this peer has promised something in it before, if its trainer has
+        committed to no local steps where validators need them, or if its contribution cannot be
+        encoded.
+        """
+        peer, work = self._peer, terms.work
+        if not peer.audits.may_promise(terms):
+            self._failed((), "this peer has promised something in this attempt before")
+            return
+        counts = terms.counted[terms.participants.index(peer.me)]
+        if counts and terms.validators and not steps:
+            self._failed((), "this peer's trainer has committed to no local steps")
+            return
+        try:
+            compute = peer.audits.compute
+            parts = await compute(encoded_parts, work, source) if counts else []
+            audit = await compute(peer.audits.audit_of, terms, parts, steps)
+        except AtollError as error:
+            self._failed((), f"the own contribution: {error.what}")
+            return
+        if not peer.is_wanted(self.begin) or self.ended:
+            return
+        self.audit = peer.audits.begin(
+            audit,
+            gate=lambda: self._reduce(
+                work.plan,
+                source=source,
+                coded=parts.__getitem__,
+                keep=audit.keep,
+                came=audit.came,
+                on_done=lambda digests: peer.threadsafe(self._compare, digests),
+            ),
+            passed=lambda: peer.spawn(self._passed()),
+            failed=self._failed,
+        )
+        self.audit.pump()
+
+    def _compare(self, digests: list[bytes]) -> None:
+        if self.audit is not None and self.reduction is not None and not self.ended:
+            views = [self.result.view(chunk) for chunk in range(self.result.grid.count)]
+            self.audit.reduced(views, digests, self.reduction.inner_products)
+
+    async def _passed(self) -> None:
+        self.reduced(await asyncio.to_thread(self.root_of, list(self.result.digests)))
+
+    # ------------------------------------------------------------ kept chunks (KeptPort)
+
+    def _kept_plan(self, reduction: Reduction) -> KeptPlan:
+        view, me = self._peer.replica.view, self._peer.me
+        members = [member.peer for member in view.members] if view is not None else []
+        lacking = {
+            item.chunk: [members[holder] for holder in item.holders if members[holder] != me]
+            for item in self.kept
+            if item.chunk in reduction.lacking
+        }
+        return KeptPlan(lacking, self.begin.participants.index(me))
+
+    def put_kept(self, chunk: int, data: U8) -> bool:
+        reduction = self.reduction
+        return reduction is None or reduction.put_kept(chunk, data)
+
+    def ask_kept(self, holder: bytes, chunks: list[int]) -> None:
+        self._peer.threadsafe(self._ask_kept, holder, chunks)
+
+    def kept_failed(self, holder: bytes, why: str) -> None:
+        self._peer.threadsafe(self._failed, (holder,) if holder else (), why)
+
+    def _ask_kept(self, holder: bytes, chunks: list[int]) -> None:
+        begin, peer = self.begin, self._peer
+        packed = pack_chunks(chunks)
+        question = FetchKept(begin.lineage, begin.view, begin.round, begin.attempt, packed)
+        if peer.is_wanted(begin) and not peer.host.send(holder, question):
+            assert self.copying is not None
+            self.copying.gave_up(holder, f"no control link to its holder {short(holder)}")
+
+    # ------------------------------------------------------------ copying the whole result
+
+    def needs(self, holder: bytes) -> bool:
+        """Return whether an order to copy the result from this peer adds something.
+
+        Who takes part in an audit believes nobody, and passes or gives up.
+        """
+        if self.terms is not None and self._peer.me in self.begin.participants:
+            return False
+        under_way = self.fetching is not None and not self.fetching.done()
+        return not (self.root or (under_way and self.holder == holder))
+
+    def fetch(self, holder: bytes) -> None:
+        """Begin to copy what the result lacks from a peer that has it."""
+        self.holder = holder
+        self.fetching = asyncio.get_running_loop().create_task(self._fetch())
+
+    async def _fetch(self) -> None:
+        digests = self.result.digests
+        try:
+            if not all(digests):  # else the reduction was faster than the order to fetch
+                digests = await self._peer.fetcher.fetch(self.begin, self.holder, self.result)
+        except AtollError as error:  # the coordinator repeats the order, with another holder
+            self._peer.log(f"fetching the result of round {self.begin.round} failed: {error.what}")
+            return
+        self.result.digests = digests
+        self.reduced(await asyncio.to_thread(self.root_of, digests))
+
+
+async def _watch(copying: KeptCopy) -> None:
+    while copying.lacking:
+        await asyncio.sleep(KEPT_STALL_S)
+        copying.check_stalls(f"its holder has sent nothing for {KEPT_STALL_S:.0f} s")
+
+
+# ------------------------------------------------------------ all attempts at hand
+
+
+class AttemptTable:
+    """Keep the attempts at hand on this peer: the last one at each round under way."""
+
+    def __init__(self, peer: AttemptPort) -> None:
+        self._peer = peer
+        self._by_round: dict[int, AttemptRun] = {}
+        self._progress_before = 0  # of reductions that are gone
+        self.again_bytes = 0  # of all rounds so far
+
+    def get(self, round_number: int) -> AttemptRun | None:
+        return self._by_round.get(round_number)
+
+    def at(self, round_number: int, attempt: int) -> AttemptRun | None:
+        run = self._by_round.get(round_number)
+        return run if run is not None and run.begin.attempt == attempt else None
+
+    @property
+    def all(self) -> list[AttemptRun]:
+        return list(self._by_round.values())
+
+    @property
+    def progress_bytes(self) -> int:
+        """Return the progress of all reductions so far, in bytes; it only ever grows."""
+        return self._progress_before + sum(run.progress_bytes for run in self.all)
+
+    def drop(self, over: Callable[[int], bool]) -> None:
+        """End and forget the attempts at the rounds that are over."""
+        for number in [number for number in self._by_round if over(number)]:
+            run = self._by_round.pop(number)
+            run.end()
+            self._forget(run)
+
+    def open(self, begin: Begin, state: ReplicatedState | None, members: int) -> AttemptRun:
+        """Return a new attempt; the one before at this round has been ended.
+
+        ``members``: how many the view has. Takes a while for INIT and where a result has to be
+        copied. AtollError for an opening that makes no sense, MemoryError.
+        """
+        codec, grid = shape_of(begin, state)
+        kept = kept_of(begin, members, grid.count)
+        if kept and isinstance(codec, Gathered):
+            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks with other slots")
+        rule = rule_of(begin, state)
+        terms = terms_of(begin, state.spec, grid) if state is not None else None
+        if kept and (rule is not None or terms is not None):
+            why = "under a rule" if terms is None else "of an attempt that was not verified"
+            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks {why}")
+        if rule is not None:  # of a result that is copied, too
+            rule.check(sum(weight > 0 for weight in begin.weights))
+        before, spare = self._by_round.get(begin.round), self._peer.replica.log.spare
+        begun_s = time.monotonic() if before is None else before.begun_s
+        if before is None or (before.result.codec, before.result.grid) != (codec, grid):
+            result = RoundResult(codec, grid, spare)
+        elif before.is_read:
+            result = before.result.copy(spare)
+        else:
+            result = before.result
+        if before is not None:
+            self._forget(before)
+        run = AttemptRun(self._peer, begin, result, kept, begun_s, rule=rule, terms=terms)
+        self._by_round[begin.round] = run
+        return run
+
+    def begun_again(self, before: AttemptRun, run: AttemptRun) -> None:
+        """Carry over what was sent and counted from ``before`` to ``run``, which follows it.
+
+        Both are at the same round. Called in the event loop, as is ``sent_again``.
+        """
+        run.tries, run.again_bytes = before.tries, before.again_bytes
+        if _attempt_of(before.begin) == _attempt_of(run.begin):  # what it has not got is fetched
+            run.sent, run.source = before.sent, before.source
+            return
+        run.tries += 1
+        in_vain_bytes = run.sent.carry(before.sent, {item.chunk for item in run.kept})
+        self.sent_again(run.begin.round, in_vain_bytes)
+
+    def sent_again(self, round_number: int, nbytes: int) -> None:
+        self.again_bytes += nbytes
+        run = self.get(round_number)
+        if run is not None:
+            run.again_bytes += nbytes
+
+    def _forget(self, run: AttemptRun) -> None:
+        self._progress_before += run.progress_bytes
+        run.free()
+
+
+def _attempt_of(begin: Begin) -> tuple[bytes, int, int]:
+    return begin.lineage, begin.view, begin.attempt
+
+
+# ------------------------------------------------------------ what a round costs twice
+
+
+class SentPayload:
+    """Count what one attempt of this peer has sent, by chunk, without headers.
+
+    A chunk that the next attempt keeps was not sent in vain. What it sends of the others is more
+    than the same round would have taken without the death, and so are kept chunks that are handed
+    out. Called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: Counter[int] = Counter()
+
+    def add(self, chunk: int, nbytes: int) -> None:
+        with self._lock:
+            self._bytes[chunk] += nbytes
+
+    @property
+    def total_bytes(self) -> int:
+        with self._lock:
+            return self._bytes.total()
+
+    def carry(self, before: SentPayload, kept: Container[int]) -> int:
+        """Go on from a broken attempt; return the bytes that it has sent in vain.
+
+        What it sent of ``kept`` chunks counts as sent by this one, which may break as well; the
+        rest was in vain.
+        """
+        with before._lock:
+            sent = Counter(before._bytes)
+        for chunk, nbytes in sent.items():
+            if chunk in kept:
+                self.add(chunk, nbytes)
+        return sum(nbytes for chunk, nbytes in sent.items() if chunk not in kept)
+
+
+class CountingOutlet:
+    """Count frames when they are begun, and send them through another outlet.
+
+    A stream that breaks has sent some part of its last one, and nobody knows which.
+    """
+
+    def __init__(self, outlet: Outlet, sent: SentPayload) -> None:
+        self._outlet, self._sent = outlet, sent
+
+    def send(self, kind: int, chunk: int, payload: memoryview, offset: int = 0) -> Receipt | None:
+        self._sent.add(chunk, payload.nbytes)
+        return self._outlet.send(kind, chunk, payload, offset)
