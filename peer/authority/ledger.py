@@ -252,9 +252,7 @@ def standing(ledger: Ledger, own: Credential, now_s: float) -> dict[str, Any]:
 
 
 def describe(admission: dict[str, Any]) -> list[str]:
-    """Return the lines of `atoll status` about admission."""
-    if admission["mode"] != "authority":
-        return ["admission  by the run secret"]
+    """Return the lines of `atoll status` about admission by an authority."""
     revoked = f"list {admission['list']} revokes {admission['revoked']}"
     lines = [
         f"admission  by the authority {admission['authority'][:16]}; this peer has a"

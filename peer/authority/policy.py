@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,63 +36,15 @@ from atoll.peer.authority.ledger import (
 from atoll.peer.daemon.ports import AdmissionPort
 from atoll.peer.membership.messages import BootstrapHello, Join
 from atoll.peer.membership.view import short
-from atoll.peer.net.connection_limits import check_members
-from atoll.peer.net.hello import AdmissionPolicy, Hello, fix_of
+from atoll.peer.net.admission_policy import AdmissionPolicy
+from atoll.peer.net.hello import Hello, fix_of
 from atoll.peer.net.identity import Home, write_atomic
-from atoll.peer.net.wire import decode, encode, name_of
+from atoll.peer.net.wire import decode, encode
 
 SAVE_PAUSE_S = 5.0  # after a write that failed
 
 
-class OpenAdmission(AdmissionPolicy):
-    """Guard a run without an authority: whoever knows its secret may come in.
-
-    ``per_address``: how many peers of one IP address, 0 for any number; None for what is usual.
-    """
-
-    def __init__(self, per_address: Callable[[], int | None] = lambda: 0) -> None:
-        self._per_address = per_address
-
-    def check_address(self, ip: str, others: Sequence[str]) -> None:
-        check_members(ip, others, self._per_address())
-
-    def linked(self, peer: bytes) -> None:
-        """Note that there is a link to ``peer`` now."""
-
-    def unlinked(self, peer: bytes) -> None:
-        """Note that there is no link to ``peer`` any more."""
-
-    def check_message(self, peer: bytes, message: object) -> bool:
-        """Return whether a message of ``peer`` is to be heard at all.
-
-        Raises RemoteProtocolError for one that it may not send.
-        """
-        return True
-
-    def on_message(self, peer: bytes, message: AboutPasses) -> None:
-        """Take a message about passes. RemoteProtocolError in a run without an authority."""
-        raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
-
-    def is_out(self, peer: bytes) -> bool:
-        """Return whether ``peer`` may not be a member any more, though its process may live."""
-        return False
-
-    def revoke(self, data: bytes) -> str:
-        """Take a revocation list from a person at this machine; return what became of it.
-
-        ConfigError here, because without an authority nobody can be revoked.
-        """
-        raise ConfigError(
-            "this run has no authority, so nobody can be revoked",
-            fix="found it anew with `atoll up --authority PUBKEY`: see docs/admission.md",
-        )
-
-    def status(self) -> dict[str, Any]:
-        """Return how peers are admitted, in plain types, for `atoll status`."""
-        return {"mode": "secret"}
-
-
-class AuthorityAdmission(OpenAdmission):
+class AuthorityAdmission(AdmissionPolicy):
     """Guard a run with an authority, whose public key is all that it knows of it.
 
     ``founds``: there is nobody else to judge. Raises AdmissionError if its own pass is no good.

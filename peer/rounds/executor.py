@@ -36,13 +36,13 @@ from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.rounds.verifier import AttemptVerifier
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import SyncClient
 from atoll.peer.state_sync.result_client import Fetcher
 from atoll.peer.state_sync.server import Donor
 from atoll.peer.streams.manager import Streams, reason_of
 from atoll.peer.streams.router import Router
-from atoll.peer.verify.manager import AuditManager
 
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 
@@ -58,7 +58,7 @@ class RoundExecutor:
         *,
         me: bytes,
         host: ConnectionManager,
-        audits: AuditManager,
+        audits: AttemptVerifier,
         daemon: RoundsPort,
         received: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
@@ -383,8 +383,7 @@ class RoundExecutor:
         exchange_s = self.last_round_s if run is not None else 0.0
         self._daemon.round_committed(begin, exchange_s, self.me in begin.participants)
         if run is not None and run.audit is not None and run.before is not None:
-            audit, before = run.audit.audit, run.before
-            self.audits.validating.committed(audit, state.spec, state.manifest, before)
+            self.audits.committed(run.audit, state.spec, state.manifest, run.before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         self._feed(ev.Applied(begin.round, state.digest))
 

@@ -19,7 +19,8 @@ from typing import Annotated, Final
 from atoll.collectives.errors import BannedError, EvidenceError
 from atoll.peer.daemon.ports import BanPort
 from atoll.peer.membership.bans import BansBelieved, BelievedBan
-from atoll.peer.membership.view import MEMBERS_MAX, Banned, short
+from atoll.peer.membership.view import Banned, short
+from atoll.peer.net.admission_policy import PeersMet
 from atoll.peer.net.identity import write_atomic
 from atoll.peer.net.wire import Within, message
 from atoll.peer.verify.ban_record import BANS_MAX, UNSURE_MAX, Ban, Bans, EvidenceIndex
@@ -34,7 +35,6 @@ from atoll.peer.verify.evidence import (
 # Sent at a time, and no more before it is asked for: heartbeats wait behind it half a second on a
 # line of 1 Mbit/s, and links with too much to send are ended.
 PIECE_BYTES: Final = 64 * 1024
-MET_MAX: Final = 4 * MEMBERS_MAX  # peers that were members of a view that we were in, the latest
 ARRIVING_MAX: Final = 4  # pieces of evidence that come at a time, each from another peer
 ASKED_MAX: Final = 64  # times that one peer may begin to ask over one link: files are large
 ARRIVAL_S: Final = 10.0  # without a piece, and somebody else is asked
@@ -92,17 +92,21 @@ class _Arriving:
 class BanList:
     """Do a daemon's part in bans: evidence in the home, over links, and for the membership machine.
 
-    ``folder`` keeps the files of evidence.
+    ``folder`` keeps the files of evidence; ``met``: who was a member of our views so far.
     """
 
-    def __init__(self, me: bytes, folder: Path, daemon: BanPort) -> None:
+    def __init__(
+        self, me: bytes, folder: Path, daemon: BanPort, met: PeersMet | None = None
+    ) -> None:
         self.bans = Bans(me)
         self._me, self._folder = me, folder
         self._daemon = daemon
         self._arriving: dict[bytes, _Arriving] = {}  # by digest
         self._evidence_index = EvidenceIndex()
         self._publishing = False
-        self._met: dict[bytes, None] = {}  # members of our views, also of earlier ones
+        self._met = (
+            met if met is not None else PeersMet()
+        )  # members of our views, also of earlier ones
         self._forgers: set[bytes] = set()  # over this link
         self._stalls: dict[bytes, int] = {}  # files that did not come, over this link, by whom
         self._vain: dict[bytes, int] = {}  # files that count for nothing, over this link, by whom
@@ -148,9 +152,7 @@ class BanList:
 
         Other words than before count now.
         """
-        self._met |= dict.fromkeys(members)
-        while len(self._met) > MET_MAX:
-            del self._met[next(iter(self._met))]
+        self._met.add(members)
         self._adopted(self.bans.met(self._met))
         self._adopted(self.bans.named({ban.peer: ban.evidence for ban in banned}))
         for digest in self.bans.unsure:
@@ -281,7 +283,7 @@ class BanList:
 
     def _believe(self, evidence: Evidence, finding: Finding, *, first_hand: bool) -> None:
         digest, before = evidence.digest, {*self.bans.digests}
-        strange = self._met.keys().isdisjoint(finding.banned) and not first_hand
+        strange = not first_hand and not any(peer in self._met for peer in finding.banned)
         found = self.bans.weigh(evidence, finding, first_hand=first_hand, of_stranger=strange)
         self._adopted(found)
         if not found and digest in {*self.bans.digests} - before:  # a view names this file

@@ -12,10 +12,16 @@ import secrets
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
-from atoll.collectives.codecs import U8
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import F32, U8
+from atoll.collectives.errors import AtollError
 from atoll.collectives.robust.gram import InnerProducts
+from atoll.optim.manifest import Manifest
+from atoll.optim.spec import RunSpec
 from atoll.peer.daemon.ports import AuditPort
+from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.signing import Signer
+from atoll.peer.rounds.verifier import AuditedRun, VerifiedAttempt
 from atoll.peer.verify.attempt_audit import (
     AttemptAudit,
     AuditFailed,
@@ -25,13 +31,14 @@ from atoll.peer.verify.attempt_audit import (
     Passed,
     TellParticipants,
 )
+from atoll.peer.verify.disclosure import encoded_parts
 from atoll.peer.verify.statement import (
     AuditMessage,
     SignedStatement,
     StatementPhase,
 )
-from atoll.peer.verify.terms import AuditTerms
-from atoll.peer.verify.validation import Validating
+from atoll.peer.verify.terms import AuditTerms, terms_of
+from atoll.peer.verify.validation import ValidationService
 
 T = TypeVar("T")
 TICK_S: Final = 0.25
@@ -43,22 +50,11 @@ EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class AuditedAttempt:
-    """Run the audit of one attempt in the event loop.
+    """Run the audit of one attempt in the event loop."""
 
-    ``gate`` is called when parts may be sent. Afterwards ``passed`` or ``failed`` is called, once;
-    ``failed`` with the participants that it failed because of, and why.
-    """
-
-    def __init__(
-        self,
-        host: AuditManager,
-        audit: AttemptAudit,
-        gate: Callable[[], None],
-        passed: Callable[[], None],
-        failed: Callable[[tuple[bytes, ...], str], None],
-    ) -> None:
+    def __init__(self, host: AuditManager, audit: AttemptAudit, run: AuditedRun) -> None:
         self.audit = audit
-        self._host, self._gate, self._passed, self._failed = host, gate, passed, failed
+        self._host, self._run = host, run
         self.ended = False
 
     @property
@@ -99,7 +95,7 @@ class AuditedAttempt:
             await work
         except Exception as error:
             if not self.ended:
-                self._failed((), f"audit: {type(error).__name__}: {error}")
+                self._run.failed((), f"audit: {type(error).__name__}: {error}")
 
     # ------------------------------------------------------------ effects
 
@@ -119,11 +115,11 @@ class AuditedAttempt:
         elif isinstance(effect, Convicted):
             self._host.daemon.convict(effect.evidence)
         elif isinstance(effect, Passed):
-            self._passed()
+            self._run.passed()
         elif isinstance(effect, AuditFailed):
-            self._failed(effect.peers, effect.why)
+            self._run.failed(effect.peers, effect.why)
         elif effect.step is AuditStep.REDUCE:
-            self._gate()
+            self._run.send_parts(self.audit)
         elif effect.step is AuditStep.CHECK:
             self._spawn(self._tell_numbers())
         elif effect.step is AuditStep.VERDICT:
@@ -182,11 +178,11 @@ class AuditedAttempt:
 
 
 class AuditManager:
-    """Keep the audited attempts of a daemon, and pass on what others say of them."""
+    """Keep the audited attempts of a daemon (AttemptVerifier), and pass on what others say."""
 
     def __init__(self, me: bytes, signer: Signer, daemon: AuditPort) -> None:
         self._me, self._signer, self.daemon = me, signer, daemon
-        self.validating = Validating(me, signer, daemon)
+        self.validation = ValidationService(me, signer, daemon)
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[bytes, AuditedAttempt] = {}  # by the digest of their terms
         self._view: tuple[bytes, int] = (b"", 0)
@@ -202,6 +198,9 @@ class AuditManager:
     @property
     def now_s(self) -> float:
         return self._loop.time()
+
+    def terms_of(self, begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
+        return terms_of(begin, spec, grid)
 
     def may_promise(self, terms: AuditTerms) -> bool:
         """Return whether this peer may commit in an attempt, and note that it does; once for each.
@@ -232,17 +231,35 @@ class AuditManager:
         secret = secrets.token_bytes(32)
         return AttemptAudit(terms, self._me, self._signer, own, secret, self.now_s, steps)
 
-    def begin(
+    async def begin(
         self,
-        audit: AttemptAudit,
-        *,
-        gate: Callable[[], None],
-        passed: Callable[[], None],
-        failed: Callable[[tuple[bytes, ...], str], None],
-    ) -> AuditedAttempt:
+        run: AuditedRun,
+        terms: AuditTerms,
+        source: Callable[[int, F32], None],
+        steps: bytes,
+    ) -> None:
+        if not self.may_promise(terms):
+            run.failed((), "this peer has promised something in this attempt before")
+            return
+        counts = terms.counted[terms.participants.index(self._me)]
+        if counts and terms.validators and not steps:
+            run.failed((), "this peer's trainer has committed to no local steps")
+            return
+        try:
+            own = await self.compute(encoded_parts, terms.work, source) if counts else []
+            audit = await self.compute(self.audit_of, terms, own, steps)
+        except AtollError as error:
+            run.failed((), f"the own contribution: {error.what}")
+            return
+        if run.is_wanted():
+            attempt = self.start(run, audit)
+            run.audit = attempt
+            attempt.pump()
+
+    def start(self, run: AuditedRun, audit: AttemptAudit) -> AuditedAttempt:
         """Begin an attempt with what was said early; the caller pumps it, once it knows it."""
         terms = audit.terms
-        attempt = self._attempts[terms.digest] = AuditedAttempt(self, audit, gate, passed, failed)
+        attempt = self._attempts[terms.digest] = AuditedAttempt(self, audit, run)
         early, self._early, self._early_bytes = self._early, [], 0
         for source, each in early:
             if each.statement.terms == terms.digest:
@@ -251,6 +268,12 @@ class AuditManager:
                 self._keep(source, each)
         self._tick_soon()
         return attempt
+
+    def committed(
+        self, attempt: VerifiedAttempt, spec: RunSpec, manifest: Manifest, theta: F32
+    ) -> None:
+        assert isinstance(attempt, AuditedAttempt)
+        self.validation.committed(attempt.audit, spec, manifest, theta)
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run ``work`` in a worker thread; it may take longer than the round may stand still."""
@@ -265,7 +288,7 @@ class AuditManager:
         self._attempts.pop(attempt.terms.digest, None)
 
     def banned(self, peers: Collection[bytes]) -> None:
-        self.validating.banned(peers)
+        self.validation.banned(peers)
         for attempt in list(self._attempts.values()):
             attempt.banned(peers)
 
@@ -280,7 +303,7 @@ class AuditManager:
     def on_message(self, source: bytes, message: AuditMessage) -> None:
         """Take a message about an audited attempt, or one that is to come."""
         if isinstance(message, SignedStatement) and message.phase is StatementPhase.REPLAYED:
-            self.validating.hear(message, source)
+            self.validation.hear(message, source)
             return
         digest = message.statement.terms if isinstance(message, SignedStatement) else message.terms
         attempt = self._attempts.get(digest)

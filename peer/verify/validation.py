@@ -1,6 +1,6 @@
 """Have some participants take local steps of others again, and decide what follows.
 
-``Validations`` decides, sans-I/O; ``Validating`` is the daemon's part in it.
+``Validations`` decides, sans-I/O; ``ValidationService`` is the daemon's part in it.
 
 Theory (BTARD, Gorbunov et al. 2022, section 3, with the replays of docs/replay.md). With its parts
 a trainer commits to its local steps (``Commitment.work``). The common draw of the round, which
@@ -307,7 +307,7 @@ class _Round:
     commitments: dict[int, Commitment]
 
 
-class Validating:
+class ValidationService:
     """Join the validation machine with the trainer's parameters.
 
     Lives in the event loop; ``fits`` may be called in any thread.

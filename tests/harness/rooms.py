@@ -136,6 +136,7 @@ DECISIONS = (
             "links.probe_schedule",
             "links.tcp_info",
             "links.probe_turns",
+            "net.admission_policy",
             "net.connection_limits",
             "net.hello",
             "net.invite",

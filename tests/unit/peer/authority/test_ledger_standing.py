@@ -27,7 +27,3 @@ def test_status_shows_tokens_passes_and_revocations() -> None:
     assert "pass, expires 1970-01-12 13:46 UTC" in lines[1]
     assert "pass, expired 1970-01-12" in describe(standing(ledger, own, 1_000_001.0))[2]
     assert "REVOKED" in lines[2]
-
-
-def test_a_run_without_an_authority_has_a_secret() -> None:
-    assert describe({"mode": "secret"}) == ["admission  by the run secret"]

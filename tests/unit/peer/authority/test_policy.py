@@ -27,7 +27,7 @@ from atoll.peer.authority.grants import Credential, Grant, Revocations
 from atoll.peer.authority.ledger import Admitted, Known, Revoked
 from atoll.peer.membership.messages import Join
 from atoll.peer.membership.view import REPLICA, WITNESS, Member
-from atoll.peer.net.hello import AdmissionPolicy
+from atoll.peer.net.admission_policy import AdmissionPolicy
 
 LONG_AGO_S = 1_000
 
@@ -60,6 +60,7 @@ class Shows(AdmissionPolicy):
     """Shows what it likes, and lets everybody in."""
 
     def __init__(self, credential: bytes, role: str) -> None:
+        super().__init__()
         self.credential, self.role = credential, role
 
 

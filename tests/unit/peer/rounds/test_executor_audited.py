@@ -22,7 +22,6 @@ from atoll.peer.membership.kept_chunks import Kept, pack_kept
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
-from atoll.peer.rounds.attempt_plan import terms_of
 from atoll.peer.rounds.entries import INIT, STEP
 from atoll.peer.verify.statement import (
     Check,
@@ -34,6 +33,7 @@ from atoll.peer.verify.statement import (
     StatementPhase,
     Verdict,
 )
+from atoll.peer.verify.terms import terms_of
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32

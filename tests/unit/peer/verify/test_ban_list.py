@@ -17,6 +17,7 @@ from harness.loops import run_to_rest
 from atoll.collectives.errors import AtollError, BannedError
 from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.view import Banned
+from atoll.peer.net.admission_policy import PeersMet
 from atoll.peer.verify import ban_list
 from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
 from atoll.peer.verify.evidence import verify_evidence
@@ -232,7 +233,7 @@ def test_evidence_about_strangers_waits_for_most_members_or_a_view(tmp_path: Pat
         a, *others = net.values()
         a.keeper.convict(evidence)
         for site in others:
-            site.keeper._met.clear()
+            site.keeper._met = PeersMet()
             site.keeper.installed(net, ())
         await settle(net)
         assert not any(site.keeper.is_out(evidence.culprit) for site in others)
@@ -255,7 +256,7 @@ def test_who_was_a_stranger_and_becomes_a_member_is_judged_by_the_evidence(tmp_p
         net = sites(tmp_path, "abc")
         a, b, c = net.values()
         for site in (b, c):
-            site.keeper._met.clear()
+            site.keeper._met = PeersMet()
             site.keeper.installed(net, ())
         a.keeper.convict(evidence)
         await settle(net)
@@ -273,7 +274,7 @@ def test_all_files_that_a_view_names_are_kept_and_told(tmp_path: Path) -> None:
     async def main() -> None:
         net = sites(tmp_path, "ab")
         a, _ = net.values()
-        a.keeper._met.clear()
+        a.keeper._met = PeersMet()
         for evidence in both:
             a.keeper._believe(evidence, verify_evidence(evidence), first_hand=False)
         assert len(a.keeper.bans) == 0

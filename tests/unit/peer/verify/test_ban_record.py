@@ -8,9 +8,9 @@ import pytest
 from harness.convicts import LIES, left_behind
 
 from atoll.collectives.errors import EvidenceError
+from atoll.peer.daemon.status import describe_bans
 from atoll.peer.membership.view import short
 from atoll.peer.verify import ban_record as module
-from atoll.peer.verify.admission_chain import describe_bans
 from atoll.peer.verify.ban_record import Bans
 from atoll.peer.verify.evidence import verify_evidence
 

@@ -53,12 +53,12 @@ class Site:
         own = [np.empty(work.part_codec.encoded_bytes(256), np.uint8) for _ in range(3)]
         for part in own:
             work.part_codec.encode(np.ones(256, np.float32), part)
-        attempt = self.host.begin(
-            self.host.audit_of(TERMS, own),
-            gate=lambda: None,
+        run = SimpleNamespace(
+            send_parts=lambda parts: None,
             passed=lambda: None,
             failed=lambda peers, why: self.failed.append(peers),
         )
+        attempt = self.host.start(run, self.host.audit_of(TERMS, own))
         attempt.pump()
         return attempt
 
