@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX, check_codec
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX, check_codec
 from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (

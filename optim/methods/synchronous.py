@@ -17,7 +17,7 @@ from atoll.optim.methods.round_method import RoundMethod
 from atoll.optim.model_io import ModelVector
 from atoll.optim.options import ReplayOptions, SpeedOptions
 from atoll.optim.replay.recorder import Recorder, Replay
-from atoll.optim.replay.state import TrainingState
+from atoll.optim.replay.replaying import TrainingState
 from atoll.optim.replay.validating import Validator
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import LeadingRank, TrainerSession, ValidationChannel

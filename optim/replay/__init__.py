@@ -5,6 +5,6 @@ the numbers of the samples of each step, and commits to all of it with 32 bytes.
 for one segment, takes its steps again and compares. ``docs/replay.md`` says what that costs, and
 what it finds.
 
-``tensors``, ``checkpoint``, ``batches``, ``commitment``, ``opening``, ``difference`` and
-``detection`` are pure; ``state``, ``recorder`` and ``replaying`` need torch.
+``checkpoint``, ``step_disclosure`` and ``difference`` are pure; ``recorder``, ``replaying`` and
+``validating`` need torch. No daemon imports any of it: only trainers have the model.
 """

@@ -1,21 +1,28 @@
-"""Open one segment of a trainer's work, with proof that it had committed to it. Pure.
+"""Commit to all local steps of a round, and disclose one segment of them. Pure.
 
-::
-
-    magic, extent, u32 segment, u8 flags (1: the end is whole, 2: the end of the round before)
-    u64 length and bytes of: the start, its proof, the batches, their proof, the end, its proof,
-    and the end of the round before
+A trainer commits with the 32 bytes that it submits. The leaves of a Merkle tree are the digests of
+checkpoint 0, the samples of segment 0, checkpoint 1, the samples of segment 1, and so on until the
+last checkpoint. The commitment is the digest of the root and of the ``Extent``, so nobody can say
+later that there were fewer steps or other segments.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from struct import Struct
 from struct import error as StructError
+from typing import TypeAlias
 
-from atoll.collectives.errors import RemoteProtocolError
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
+from atoll.collectives.merkle import LEAF_BYTES, MerkleTree, merkle_climb
 from atoll.optim.manifest import Manifest
-from atoll.optim.replay.batches import Steps, batches_bytes_max, batches_leaf, unpack
 from atoll.optim.replay.checkpoint import (
     DIGESTS_BYTES,
     INNER_AT,
@@ -23,7 +30,213 @@ from atoll.optim.replay.checkpoint import (
     checkpoint_bytes_max,
     leaf_of,
 )
-from atoll.optim.replay.commitment import EXTENT_BYTES, PROOF_BYTES_MAX, Extent
+from atoll.optim.run_spec import SYNC_EVERY_MAX
+
+SEGMENTS_MAX = 1024  # in a round; more would cost more checkpoints than anybody keeps
+PROOF_BYTES_MAX = 12 * LEAF_BYTES  # 2 x 1024 + 1 leaves
+NUMBER_MAX = 2**53  # the largest number of a round or step
+EXTENT = Struct("<QQII")
+EXTENT_BYTES = EXTENT.size
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Describe the extent of a trainer's work.
+
+    ``base``: the round after which the work began. ``first_step``: how many local steps the run had
+    behind it then (``global_step``). ``steps`` of them follow, cut after every ``segment_steps``;
+    the last segment may be shorter.
+    """
+
+    base: int
+    first_step: int
+    steps: int
+    segment_steps: int
+
+    @property
+    def segments(self) -> int:
+        return -(-self.steps // self.segment_steps)
+
+    @property
+    def leaves(self) -> int:
+        return 2 * self.segments + 1
+
+    def steps_of(self, segment: int) -> int:
+        return min(self.segment_steps, self.steps - segment * self.segment_steps)
+
+    def step_of(self, segment: int) -> int:
+        """Return the ``global_step`` before a segment."""
+        return self.first_step + segment * self.segment_steps
+
+    def pack(self) -> bytes:
+        return EXTENT.pack(self.base, self.first_step, self.steps, self.segment_steps)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Extent:
+        """Read an extent from ``EXTENT_BYTES`` bytes of anyone.
+
+        RemoteProtocolError for steps that no trainer takes.
+        """
+        extent = cls(*EXTENT.unpack(data))
+        if (
+            max(extent.base, extent.first_step) > NUMBER_MAX
+            or not 0 < extent.segment_steps <= SYNC_EVERY_MAX
+            or not 0 < extent.segments <= SEGMENTS_MAX
+        ):
+            raise RemoteProtocolError(f"local steps that no trainer takes: {extent}")
+        return extent
+
+    def commitment(self, root: bytes) -> bytes:
+        """Return the commitment to the leaves under ``root``, 32 bytes."""
+        return hashlib.sha256(b"atoll local steps" + self.pack() + root).digest()
+
+    def leads_to(self, commitment: bytes, leaf: bytes, index: int, proof: bytes) -> bool:
+        """Return whether ``leaf`` is number ``index`` of those behind ``commitment``."""
+        root = merkle_climb(leaf, index, self.leaves, proof)
+        return root is not None and self.commitment(root) == commitment
+
+
+@dataclass(frozen=True)
+class WorkCommitment:
+    """Hold a trainer's own commitment, with all leaves."""
+
+    extent: Extent
+    leaves: Sequence[bytes]
+
+    @cached_property
+    def _tree(self) -> MerkleTree:
+        return MerkleTree(self.leaves)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the 32 bytes that the trainer tells the others."""
+        return self.extent.commitment(self._tree.root)
+
+    def proof(self, index: int) -> bytes:
+        return self._tree.proof(index)
+
+
+# ---------------------------------------------------------------- batches
+#
+# Pack and unpack which samples a trainer took at each of its local steps. Pure.
+#
+# ::
+#
+#     u32 steps
+#     each step:    u32 batches      several where gradients are accumulated or a step was skipped
+#     each batch:   u32 indices, u32 bytes of each of two states of random numbers (0: none)
+#                   int64 each index; these states
+
+
+I64 = NDArray[np.int64]
+INDICES_MAX = 8192  # in a step: 64 KiB. For longer batches note a seed, or the first of a row
+BATCHES_MAX = 4096  # in a step: gradients of so many are seldom accumulated
+RNG_BYTES_MAX = 8192  # for a state; the Mersenne Twister on the host has 5,056
+STEP_BYTES_MAX = 8 * INDICES_MAX + BATCHES_MAX * (12 + 2 * RNG_BYTES_MAX)
+COUNT, BATCH = Struct("<I"), Struct("<III")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Hold what a batch was made of.
+
+    ``indices``: int64[n], what the user's loop knows it by. ``rng``: the states of the random
+    numbers of the host, and of the device, when it was begun; empty if they are not kept.
+    """
+
+    indices: I64
+    rng: tuple[bytes, bytes] = (b"", b"")
+
+
+Steps: TypeAlias = list[tuple[Batch, ...]]
+
+
+def check_step(step: tuple[Batch, ...]) -> None:
+    """Raise ConfigError for more than a step may have."""
+    indices = sum(batch.indices.size for batch in step)
+    if indices > INDICES_MAX or len(step) > BATCHES_MAX:
+        raise ConfigError(
+            f"a local step of {len(step)} batches with {indices:,} indices; at most {BATCHES_MAX:,}"
+            f" and {INDICES_MAX:,} are kept for a replay",
+            fix="note something shorter from which the same batch can be made, as a seed",
+        )
+    if max((len(state) for batch in step for state in batch.rng), default=0) > RNG_BYTES_MAX:
+        raise ConfigError(f"a random number generator has a state of over {RNG_BYTES_MAX} bytes")
+
+
+def pack(steps: Steps) -> bytes:
+    """Pack the batches of steps as bytes; ConfigError for a step that is too large."""
+    parts = [COUNT.pack(len(steps))]
+    for step in steps:
+        check_step(step)
+        parts.append(COUNT.pack(len(step)))
+        for batch in step:
+            parts.append(BATCH.pack(batch.indices.size, *map(len, batch.rng)))
+            parts += [batch.indices.astype("<i8").tobytes(), *batch.rng]
+    return b"".join(parts)
+
+
+def unpack(data: bytes, count: int) -> Steps:
+    """Unpack ``count`` steps from bytes of anyone: the inverse of ``pack``.
+
+    RemoteProtocolError for bytes that are none.
+    """
+    try:
+        return _unpacked(memoryview(data), count)
+    except (StructError, ValueError, ConfigError) as error:
+        raise RemoteProtocolError(f"the samples of local steps cannot be read: {error}") from error
+
+
+def _unpacked(data: memoryview, count: int) -> Steps:
+    (steps,) = COUNT.unpack_from(data)
+    if steps != count:
+        raise ValueError(f"{steps} steps, not {count}")
+    at, found = COUNT.size, []
+    for _ in range(steps):
+        (batches,) = COUNT.unpack_from(data, at)
+        at += COUNT.size
+        if not 0 < batches <= BATCHES_MAX:
+            raise ValueError(f"{batches} batches of a step")
+        step = []
+        for _ in range(batches):
+            indices, *states = BATCH.unpack_from(data, at)
+            at += BATCH.size
+            if indices > INDICES_MAX or max(states) > RNG_BYTES_MAX:
+                raise ValueError(f"{indices} indices, random states of {states} bytes")
+            ends = np.cumsum([at, 8 * indices, *states]).tolist()
+            if ends[-1] > len(data):
+                raise ValueError("they are cut off")
+            first, second = (bytes(data[a:b]) for a, b in pairwise(ends[1:]))
+            values = np.frombuffer(data[at : ends[1]], "<i8").astype(np.int64)
+            step.append(Batch(values, (first, second)))
+            at = ends[-1]
+        check_step(tuple(step))
+        found.append(tuple(step))
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes too many")
+    return found
+
+
+def batches_leaf(packed: bytes) -> bytes:
+    """Return the leaf in the tree for the packed batches of a segment."""
+    return hashlib.sha256(b"atoll local batches" + packed).digest()
+
+
+def batches_bytes_max(steps: int) -> int:
+    """Return the most bytes of the batches of so many steps; a reader refuses more."""
+    return COUNT.size + steps * (COUNT.size + STEP_BYTES_MAX)
+
+
+# ---------------------------------------------------------------- segments that are shown
+#
+# Open one segment of a trainer's work, with proof that it had committed to it. Pure.
+#
+# ::
+#
+#     magic, extent, u32 segment, u8 flags (1: the end is whole, 2: the end of the round before)
+#     u64 length and bytes of: the start, its proof, the batches, their proof, the end, its proof,
+#     and the end of the round before
+
 
 MAGIC = b"atollseg"
 HEAD = Struct("<IB")

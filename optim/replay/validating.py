@@ -1,6 +1,6 @@
 """Take a trainer's part in validation: show its own local steps, take those of others again.
 
-Between two rounds it asks its daemon what was drawn (peer/audit/validation.py). Its own segment it
+Between two rounds it asks its daemon what was drawn (peer/verify/validation.py). Its own segment it
 publishes; that of another it fetches, within a few rounds, and judges:
 
 ==================================================  =========
@@ -33,22 +33,21 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.manifest import Manifest
 from atoll.optim.replay.checkpoint import WorkCheckpoint
-from atoll.optim.replay.commitment import Extent
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import ReplayTask, replay
-from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
+from atoll.optim.replay.step_disclosure import Extent, Opened, StepDisclosure
 from atoll.optim.sessions import ValidationChannel, VectorAsked
 from atoll.optim.side_channel import OF_PARTNERS
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome, Validation
 
-RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/audit/statements.py: Judgement
+RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/verify/statements.py: Judgement
 ASKED, HERE = "asked", "here"  # states of what was asked for; between the two it is on its way
 SIZE, SEGMENT = "replay.size", "replay.segment"  # names of a size in bytes, and of the bytes
 EXACT = 1 << 20  # numbers below it are the same in float32; sizes are two of them
 LOOK_S = 0.2  # between two rounds, for all that is on its way; then again after the next one
 # Rounds until a segment is called withheld, if nothing of it comes, and if it comes slowly. Whoever
-# looks because of an accusation takes as long, and is still in time (peer/audit/validation.py:
+# looks because of an accusation takes as long, and is still in time (peer/verify/validation.py:
 # VALIDATED_MAX).
 PATIENCE_ROUNDS = 2
 COMING_ROUNDS = 8

@@ -1,4 +1,4 @@
-"""Define what an authority grants, and how a peer shows that it was granted to it. Sans-I/O.
+"""Define what an authority grants and revokes, and how a peer shows a grant. Sans-I/O.
 
 A *grant* is signed by the authority's key::
 
@@ -11,6 +11,13 @@ with it. Members see only the bound form, so they cannot use a token that others
 
 A *credential* is what a hello carries: a grant, the peer's id, and over both the signatures of the
 subject and of the peer; of a pass the two are one. TLS proves that the other side is this peer.
+
+A *revocation list* names those who are no longer welcome, peers and tokens; with a token go all
+peers that came with it. Each list is complete and has a higher number than the one before, so
+whoever has the highest number knows everything, and a list that arrives late or twice changes
+nothing::
+
+    version u8 = 1 | number u64 | count u32 | ids, 32 bytes each, rising | signature 64 bytes
 """
 
 from __future__ import annotations
@@ -18,7 +25,9 @@ from __future__ import annotations
 import datetime
 import hashlib
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,7 +47,7 @@ USES_MAX = 4096
 NOT_AFTER_S_MAX = 253_402_300_799
 ROLES = (REPLICA, WITNESS, ARCHIVE)
 
-_VERSION = 1
+_VERSION = 1  # of grants and of lists
 _TOKEN, _PASS = 1, 2
 _HEAD = struct.Struct(">BBBIQB")
 _RUN_BYTES_MAX = 64
@@ -210,3 +219,59 @@ def date_of(unix_s: int) -> str:
     ``unix_s``: seconds since 1970.
     """
     return datetime.datetime.fromtimestamp(unix_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+# ---------------------------------------------------------------- revocations
+
+# As many as a run may have peers; 128 KiB, well within a control frame.
+REVOKED_MAX = 4096
+
+_LIST_HEAD = struct.Struct(">BQI")
+_LIST_TEXT = b"atoll revocations 1\0"
+REVOCATIONS_BYTES_MAX = _LIST_HEAD.size + REVOKED_MAX * KEY_BYTES + SIGNATURE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Revocations:
+    number: int = 0  # 0: none was ever made
+    ids: frozenset[bytes] = frozenset()
+    signature: bytes = b""
+
+    def with_more(self, ids: Iterable[bytes], authority: Ed25519PrivateKey) -> Revocations:
+        """Return the next list, signed, with more ids; ConfigError if it would be too long."""
+        together, number = self.ids | frozenset(ids), self.number + 1
+        if len(together) > REVOKED_MAX:
+            raise ConfigError(
+                f"a list of {len(together)} ids; {REVOKED_MAX} are the most",
+                fix="make a new authority, and found the run again with it",
+            )
+        text = _LIST_TEXT + authority.public_key().public_bytes_raw() + _list_body(number, together)
+        return Revocations(number, together, authority.sign(text))
+
+    def encode(self) -> bytes:
+        return _list_body(self.number, self.ids) + self.signature
+
+    @classmethod
+    def parse(cls, data: bytes, authority: bytes) -> Self:
+        """Return the list that these bytes are.
+
+        PassForgedError unless these are all bytes of a list that ``authority`` has signed.
+        """
+        end = len(data) - SIGNATURE_BYTES
+        if not _LIST_HEAD.size <= end or len(data) > REVOCATIONS_BYTES_MAX:
+            raise PassForgedError(f"a revocation list of {len(data)} bytes cannot be read")
+        version, number, count = _LIST_HEAD.unpack_from(data)
+        if version != _VERSION or number == 0 or end != _LIST_HEAD.size + count * KEY_BYTES:
+            raise PassForgedError("this is no revocation list that this version of atoll can read")
+        if not verifies(authority, _LIST_TEXT + authority + data[:end], data[end:]):
+            raise PassForgedError(
+                f"the run's authority ({authority.hex()[:16]}) has not signed this revocation list"
+            )
+        ids = [data[at : at + KEY_BYTES] for at in range(_LIST_HEAD.size, end, KEY_BYTES)]
+        if any(former >= later for former, later in pairwise(ids)):
+            raise PassForgedError("the ids of this revocation list are not in order")
+        return cls(number, frozenset(ids), data[end:])
+
+
+def _list_body(number: int, ids: frozenset[bytes]) -> bytes:
+    return _LIST_HEAD.pack(_VERSION, number, len(ids)) + b"".join(sorted(ids))

@@ -23,8 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from atoll.collectives.errors import ConfigError, PassForgedError
-from atoll.peer.authority.grants import Grant, date_of
-from atoll.peer.authority.revocations import Revocations
+from atoll.peer.authority.grants import Grant, Revocations, date_of
 from atoll.peer.membership.signatures import KEY_BYTES
 from atoll.peer.net.identity import load_key, write_atomic
 from atoll.peer.net.invite import SECRET_BYTES, SEED_BYTES, Invite

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingError, PassRunError
-from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.key import parse_id
 from atoll.peer.net.connection_limits import MEMBERS_PER_ADDRESS_MAX
 from atoll.peer.net.identity import Home, RunRecord
 from atoll.peer.net.invite import SECRET_BYTES, Invite
@@ -147,6 +145,8 @@ def entry_of_up(
     if parsed.authority is None and parsed.invite is None:
         secret = _secret(parsed.secret_file, record)
         return Entry(secret, record.authority, record.credential) if record else Entry(secret)
+    from atoll.peer.authority.key import parse_id
+
     if parsed.secret_file:
         fix = "leave --secret-file out: the secret is in the pass"
         raise ConfigError("--secret-file is for runs without an authority", fix=fix)
@@ -186,6 +186,8 @@ def entry_of_join(invite: Invite, home: Home, record: RunRecord | None) -> Entry
         )
     if not invite.authority:
         return Entry(invite.secret)
+    from atoll.peer.authority.grants import Credential, Grant
+
     grant = Grant.parse(invite.grant, invite.authority)
     if grant.run != invite.run:
         fix = "copy the whole invite again"

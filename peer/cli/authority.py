@@ -1,4 +1,7 @@
-"""Carry out ``atoll authority``, and beside a daemon ``atoll id`` and ``atoll revoke``."""
+"""Carry out ``atoll authority``, and beside a daemon ``atoll id`` and ``atoll revoke``.
+
+Each verb loads peer/authority by itself: a daemon that has none of it is started here too.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,15 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
-from atoll.peer.authority.grants import ROLES, Grant
-from atoll.peer.authority.key import Authority, expiry, parse_id
-from atoll.peer.authority.revocations import REVOCATIONS_BYTES_MAX
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 from atoll.peer.net.identity import Home, default_home
 from atoll.peer.net.invite import Invite, check_run_name, parse_address
+
+if TYPE_CHECKING:
+    from atoll.peer.authority.grants import Grant
 
 EXPIRES_DEFAULT = "7d"  # of a token: long enough to send it around, too short to be found later
 
@@ -46,7 +49,7 @@ def add_authority_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
         doing.add_argument(
             "--expires", default=default, metavar="7d", help=f"or 12h, never (default {default})"
         )
-        doing.add_argument("--role", choices=ROLES, default=REPLICA)
+        doing.add_argument("--role", choices=(REPLICA, WITNESS, ARCHIVE), default=REPLICA)
 
     told = verbs.add_parser("revoke", help="tell all members who is out: the authority's list")
     told.add_argument("file", metavar="FILE", help="DIR/revocations of the authority")
@@ -57,12 +60,16 @@ def add_authority_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
 
 
 def _new(parsed: argparse.Namespace) -> int:
+    from atoll.peer.authority.key import Authority
+
     made = Authority.new(Path(parsed.folder))
     print(made.public_key.hex())
     return 0
 
 
 def _invite(parsed: argparse.Namespace) -> int:
+    from atoll.peer.authority.key import Authority, expiry
+
     authority = Authority.open(Path(parsed.folder))
     run, address = check_run_name(parsed.run), parse_address(parsed.at)
     not_after_s = expiry(parsed.expires, time.time())
@@ -72,6 +79,8 @@ def _invite(parsed: argparse.Namespace) -> int:
 
 
 def _allow(parsed: argparse.Namespace) -> int:
+    from atoll.peer.authority.key import Authority, expiry, parse_id
+
     authority = Authority.open(Path(parsed.folder))
     run, address = check_run_name(parsed.run), parse_address(parsed.at)
     not_after_s = expiry(parsed.expires, time.time())
@@ -89,6 +98,8 @@ def _show(grant: Grant, invite: Invite) -> None:
 
 
 def _revoke(parsed: argparse.Namespace) -> int:
+    from atoll.peer.authority.key import Authority, parse_id
+
     authority = Authority.open(Path(parsed.folder))
     latest = authority.revoke([parse_id(text) for text in parsed.ids])
     print(f"list {latest.number} with {len(latest.ids)} revoked: {authority.revocations_path}")
@@ -97,6 +108,7 @@ def _revoke(parsed: argparse.Namespace) -> int:
 
 
 def _tell(parsed: argparse.Namespace) -> int:
+    from atoll.peer.authority.grants import REVOCATIONS_BYTES_MAX
     from atoll.peer.client.ipc_client import ask
 
     with Path(parsed.file).open("rb") as file:

@@ -21,9 +21,8 @@ def add_verify_verb(verbs: Any) -> None:
 
 def _verify(parsed: argparse.Namespace) -> int:
     """Print what the evidence in a file proves. Raise EvidenceError if it proves nothing."""
-    from atoll.peer.audit.evidence import EVIDENCE_BYTES_MAX, parse_evidence
-    from atoll.peer.audit.verifying import verify_evidence
     from atoll.peer.membership.view import short
+    from atoll.peer.verify.evidence import EVIDENCE_BYTES_MAX, parse_evidence, verify_evidence
 
     if parsed.file.stat().st_size > EVIDENCE_BYTES_MAX:
         raise EvidenceError(f"{parsed.file} is too long to be evidence")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.collectives.errors import ConfigError, DivergedError, NoQuorumError, TooFewPeersError
 from atoll.peer.daemon.ipc_server import Handler
 from atoll.peer.daemon.ports import AdminPort

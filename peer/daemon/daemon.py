@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from atoll.collectives.errors import (
     AtollError,
@@ -24,12 +24,9 @@ from atoll.collectives.errors import (
 from atoll.collectives.native import say_once
 from atoll.collectives.threads import workers
 from atoll.collectives.units import duration
-from atoll.peer.audit.ban_list import AboutBans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AuditMessage
-from atoll.peer.authority.messages import AboutPasses
 from atoll.peer.daemon.admin_service import AdminService
 from atoll.peer.daemon.event_log import EventLog
+from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
 from atoll.peer.daemon.resuming import Inquiry
@@ -47,11 +44,14 @@ from atoll.peer.net import byte_counts
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import format_address
-from atoll.peer.net.wire import name_of
+from atoll.peer.net.wire import name_of, wire_of
 from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.state_sync.messages import ANSWERED_BY_DONORS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.streams.stream import DataStream
 from atoll.peer.vectors.messages import AboutVectors
+
+if TYPE_CHECKING:
+    from atoll.peer.verify.evidence import Evidence
 
 T = TypeVar("T")
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
@@ -278,7 +278,7 @@ class Daemon:
             return
         if self._archive and view is not None:
             # Not its bans: no votes come with a view that one is told of.
-            self.parts.admission.ban_list.installed(view.peers, ())
+            self.parts.admission.installed(view.peers, ())
             # The peer of its invite may not live for ever.
             self.spawn(self.parts.addresses.save_view(view))
         if self.parts.checkpointer is not None and view is not None:
@@ -301,13 +301,13 @@ class Daemon:
             ev.Note: lambda e: self._on_note(e),
         }
 
-    def _message_table(self) -> dict[type, Callable[[bytes, Any], None]]:
-        """Return who takes each message of another peer."""
+    def _message_table(self) -> dict[str, Callable[[bytes, Any], None]]:
+        """Return who takes each message of another peer, by its name on the wire."""
         rows: tuple[tuple[object, Callable[[bytes, Any], None]], ...] = (
             (ms.MEMBERSHIP, self._on_membership),
-            (AboutPasses, self.parts.admission.on_message),
-            (AboutBans, self.parts.admission.ban_list.on_message),
-            (AuditMessage, self.parts.audits.on_message),
+            (ABOUT_PASSES, self.parts.admission.on_message),
+            (ABOUT_BANS, self.parts.admission.on_ban_message),
+            (ABOUT_AUDITS, self.parts.audits.on_message),
             (AboutLinks, self.parts.monitor.on_message),
             (StreamPlan, self.parts.planner.on_message),
             (FetchKept, self.executor.kept_server.on_fetch_kept),
@@ -316,20 +316,21 @@ class Daemon:
             (ANSWERED_BY_DONORS, self.executor.sync.on_message),
             (AboutVectors, self.parts.vectors.on_message),
         )
-        table: dict[type, Callable[[bytes, Any], None]] = {}
+        table: dict[str, Callable[[bytes, Any], None]] = {}
         for kinds, handler in rows:
-            for kind in _kinds(kinds):
-                assert table.setdefault(kind, handler) is handler, f"two take {kind.__name__}"
+            for name in _names(kinds):
+                assert table.setdefault(name, handler) is handler, f"two take {name}"
         return table
 
     def on_message(self, peer: bytes, message: object) -> None:
         if not self.parts.admission.check_message(peer, message):
             return
-        handler = self._message_handlers.get(type(message))
-        if self.parts.inquiry is not None and not isinstance(message, AboutPasses | AboutBans):
+        name = name_of(message)
+        handler = self._message_handlers.get(name)
+        if self.parts.inquiry is not None and name not in ABOUT_PASSES | ABOUT_BANS:
             self.parts.inquiry.on_message(peer, message)
         elif handler is None:
-            raise RemoteProtocolError(f"nobody expects a {name_of(message)} here")
+            raise RemoteProtocolError(f"nobody expects a {name} here")
         else:
             handler(peer, message)
 
@@ -397,7 +398,7 @@ class Daemon:
         return self.node.follower.begins.values()
 
     def convict(self, evidence: Evidence) -> None:
-        self.parts.admission.ban_list.convict(evidence)
+        self.parts.admission.convict(evidence)
 
     def banned(self, peers: Collection[bytes]) -> None:
         self.parts.audits.banned(peers)
@@ -430,7 +431,7 @@ class Daemon:
     def _on_installed(self, view: View) -> None:
         self._was_in = True
         self.parts.event_log.installed(view)
-        self.parts.admission.ban_list.installed(view.peers, view.banned)
+        self.parts.admission.installed(view.peers, view.banned)
         self.executor.installed(view)
         for member in view.members:
             if member.peer != self.parts.home.peer_id:
@@ -507,9 +508,16 @@ async def unless_ended(work: Awaitable[T], end: asyncio.Future[Any]) -> T | None
         task.cancel()
 
 
-def _kinds(kinds: Any) -> Iterator[type]:
-    """Return the message classes of a union, and those that are derived from them."""
+def _names(kinds: Any) -> Iterator[str]:
+    """Return the names on the wire of a union's message classes, and of those derived from them.
+
+    Names stay as they are.
+    """
+    if isinstance(kinds, frozenset):
+        yield from kinds
+        return
     for kind in get_args(kinds) or (kinds,):
-        yield kind
+        if (name := wire_of(kind)) is not None:
+            yield name
         for derived in kind.__subclasses__():
-            yield from _kinds(derived)
+            yield from _names(derived)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from atoll.collectives.errors import AtollError, ConnectError, IdentityInUseError
-    from atoll.peer.audit.evidence import Evidence
     from atoll.peer.membership import events as ev
     from atoll.peer.membership.messages import Begin
     from atoll.peer.membership.view import View
     from atoll.peer.streams.stream import DataStream
+    from atoll.peer.verify.evidence import Evidence
 
 
 class Log(Protocol):

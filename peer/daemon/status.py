@@ -7,8 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from atoll.collectives.units import count, duration, listed, rate, size
-from atoll.peer.audit.admission_chain import describe_bans
-from atoll.peer.authority.standing import describe
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.link_table import LOSS_SHOWN
 from atoll.peer.membership.eligibility import trainers_needed
@@ -17,6 +15,7 @@ from atoll.peer.membership.probation import NO_TERMS, rounds_left
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
 
 LABEL_CHARACTERS = 10
+BANS_SHOWN_MAX = 20  # `atoll status --json` has more
 
 
 def snapshot(parts: Components) -> dict[str, Any]:
@@ -264,10 +263,33 @@ def render(status: dict[str, Any]) -> str:
         lines.append(_line("state", f"{status['digest'][:32]} after round {status['round']}"))
     if status["checkpoint"]:
         lines.append(_line("checkpoint", status["checkpoint"]))
-    lines += describe(status["admission"])
-    lines += describe_bans(status["admission"])
+    lines += describe_admission(status["admission"])
     lines.append(_line("now", status["waiting"]))
     return "\n".join([*lines, _line("error", _last_error(status))])
+
+
+def describe_admission(admission: dict[str, Any]) -> list[str]:
+    """Say how peers are admitted, and who is banned."""
+    if admission["mode"] == "authority":
+        from atoll.peer.authority.ledger import describe  # not in a daemon that has none
+
+        lines = describe(admission)
+    else:
+        lines = ["admission  by the run secret"]
+    return lines + describe_bans(admission)
+
+
+def describe_bans(admission: dict[str, Any]) -> list[str]:
+    """Return the lines of `atoll status` about bans."""
+    rows = admission.get("banned", [])
+    lines = [
+        f"  banned {row['text']}; evidence {row['evidence'][:16]}"
+        + ("" if row["agreed"] else " (not in the view yet)")
+        for row in rows[:BANS_SHOWN_MAX]
+    ]
+    if len(rows) > BANS_SHOWN_MAX:
+        lines.append(f"  and {len(rows) - BANS_SHOWN_MAX} more are banned")
+    return lines
 
 
 def _standing(status: dict[str, Any]) -> str:

@@ -325,7 +325,7 @@ class TrainerService:
 
     async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
         self.known(client)
-        return self._executor.audits.validating.tasks()
+        return self._executor.audits.validation.tasks()
 
     async def _fits(self, client: bytes, arguments: dict[str, Any]) -> bool:
         """Return whether what the trainer has written to its region fits a round.
@@ -336,20 +336,20 @@ class TrainerService:
         if trainer.region is None or trainer.awaiting:
             raise SessionError("the memory of submissions is in use")
         terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
-        fits = self._executor.audits.validating.fits
+        fits = self._executor.audits.validation.fits
         return await asyncio.to_thread(
             fits, terms, target, trainer.region.floats, start=bool(arguments["start"])
         )
 
     async def _shown(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.known(client)
-        self._executor.audits.validating.shown(bytes(arguments["terms"]))
+        self._executor.audits.validation.shown(bytes(arguments["terms"]))
 
     async def _judged(self, client: bytes, arguments: dict[str, Any]) -> None:
         self.known(client)
         terms, target = bytes(arguments["terms"]), bytes(arguments["target"])
         judgement, why = arguments["judgement"], str(arguments["why"])
-        self._executor.audits.validating.judged(terms, target, judgement, why)
+        self._executor.audits.validation.judged(terms, target, judgement, why)
 
     def known(self, client: bytes) -> AttachedTrainer:
         """Return the trainer, which is this client. Raise SessionError if it is not."""

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import get_args
 
-from atoll.peer.audit.admission_chain import AdmissionChain
-from atoll.peer.audit.ban_list import BanList
-from atoll.peer.audit.manager import AuditManager
-from atoll.peer.audit.statements import AuditMessage
-from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
-from atoll.peer.authority.ledger import Ledger
 from atoll.peer.checkpoint.schedule import Checkpointer
 from atoll.peer.daemon.event_log import EventLog, RoundLines
 from atoll.peer.daemon.ipc_server import IpcServer
+from atoll.peer.daemon.optional import (
+    ABOUT_AUDITS,
+    AdmissionChain,
+    LazyVerifier,
+    authority_admission,
+)
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.ports import DaemonPort
 from atoll.peer.daemon.reconnect import KnownAddresses, Reconnector
@@ -25,6 +24,7 @@ from atoll.peer.links.planner import Planner
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.signatures import verifies
 from atoll.peer.membership.view import Member
+from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
@@ -50,7 +50,7 @@ class Components:
         self.addresses = KnownAddresses(home, options, self.node, event_log)
         # Bans, and the authority's passes in a run that has one.
         passes = _passes(home, options, self.node, daemon)
-        self.admission = AdmissionChain(passes, BanList(me, home.path / "evidence", daemon))
+        self.admission = AdmissionChain(passes, me, home.path / "evidence", daemon)
         self.host = ConnectionManager(
             peer_id=me,
             tls=run_tls(home, options.secret),
@@ -59,9 +59,9 @@ class Components:
             ciphers=options.ciphers,
             congestion=options.congestion,
             policy=self.admission,
-            of_rounds=get_args(AuditMessage),
+            of_rounds=ABOUT_AUDITS,
         )
-        self.audits = AuditManager(me, signer, daemon)
+        self.audits = LazyVerifier(me, signer, daemon)
         self.executor = RoundExecutor(
             me=me,
             host=self.host,
@@ -112,7 +112,7 @@ class HomeSigner:
         return verifies(peer, text, signature)
 
 
-def _passes(home: Home, options: DaemonOptions, node: Node, daemon: DaemonPort) -> OpenAdmission:
+def _passes(home: Home, options: DaemonOptions, node: Node, daemon: DaemonPort) -> AdmissionPolicy:
     """Return who judges whether a peer may come in, whatever bans there are."""
 
     def per_address() -> int | None:
@@ -122,10 +122,11 @@ def _passes(home: Home, options: DaemonOptions, node: Node, daemon: DaemonPort) 
         return asked if asked is not None or on_probation else 0
 
     if not options.authority:
-        return OpenAdmission(per_address)
-    return AuthorityAdmission(
+        return AdmissionPolicy(per_address)
+    return authority_admission(
         home,
-        Ledger(options.authority, options.run),
+        options.run,
+        options.authority,
         options.credential,
         options.role,
         founds=options.founds,

@@ -1,6 +1,6 @@
 """Keep bans in views: what all members have agreed on, for ever.
 
-Theory. Who lies is found out in rounds, and each member checks the evidence itself (peer/audit/).
+Theory. Who lies is found out in rounds, and each member checks the evidence itself (peer/verify/).
 Views keep the result: a view names the peers that are out, with the digests of the evidence, and no
 view that follows it, or forks off it, forgets one. Like all of a view, that is decided by a quorum
 with signed votes, and nobody votes for a ban that it does not believe. So, with fewer liars than

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.flaky_peers import FlakyPeers
 from atoll.peer.membership.member import MemberState

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -21,6 +22,7 @@ from atoll.collectives.version import VERSION
 from atoll.peer.daemon.ports import ConnectionPort
 from atoll.peer.membership.view import short
 from atoll.peer.net import byte_counts
+from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import RunTls
 from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
@@ -32,7 +34,6 @@ from atoll.peer.net.hello import (
     PROBE,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
-    AdmissionPolicy,
     Hello,
     Refused,
     check,
@@ -58,7 +59,7 @@ class ConnectionManager:
     ``daemon`` hears what happens, in that loop and not after :meth:`close` has begun. ``ciphers``:
     of data streams, the preferred one first; none means that they go through TLS. ``congestion``:
     see StreamOpener. ``policy``: what it takes to get a control link, beside the run secret; this
-    side shows it too. ``of_rounds``: the messages whose bytes count as those of rounds.
+    side shows it too. ``of_rounds``: names of the messages whose bytes count as those of rounds.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class ConnectionManager:
         ciphers: tuple[str, ...] = CIPHERS,
         congestion: str = AUTO,
         policy: AdmissionPolicy | None = None,
-        of_rounds: tuple[type, ...] = (),
+        of_rounds: Collection[str] = (),
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
@@ -112,7 +113,7 @@ class ConnectionManager:
         link = self._links.get(peer_id)
         if link is None:
             return False
-        is_of_round = isinstance(msg, self._of_rounds)
+        is_of_round = name_of(msg) in self._of_rounds
         purpose = byte_counts.ROUNDS if is_of_round else byte_counts.CONTROL
         return link.send(frame(encode(msg)), purpose)
 
@@ -413,7 +414,7 @@ class ConnectionManager:
         if self._closing:
             return
         msg = decode(payload)
-        if isinstance(msg, self._of_rounds):  # it was counted before anybody could read it
+        if name_of(msg) in self._of_rounds:  # it was counted before anybody could read it
             count = FRAME_HEADER_BYTES + len(payload)
             self.counts.add_received(byte_counts.CONTROL, -count)
             self.counts.add_received(byte_counts.ROUNDS, count)

@@ -8,7 +8,6 @@ that the person at the dialling machine reads that reason and not "connection re
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Annotated
 
 from atoll.collectives.errors import (
@@ -108,22 +107,6 @@ class Refused:
             raise ValueError(f"protocol versions {self.protocol_min} to {self.protocol_max}")
         if len(self.what) > _WHAT_CHARACTERS_MAX or len(self.code) > _NAME_CHARACTERS_MAX:
             raise ValueError("the reason is too long")
-
-
-class AdmissionPolicy:
-    """Check what a peer must show besides the run secret. This policy asks for nothing."""
-
-    credential = b""
-    role = ""
-
-    def admit(self, peer: bytes, theirs: Hello, *, called: bool) -> None:
-        """Raise AdmissionError if the peer may not have a control link.
-
-        ``called``: we dialled it.
-        """
-
-    def check_address(self, ip: str, others: Sequence[str]) -> None:
-        """Raise AddressFullError if no more peers may come from an IP address, beside others."""
 
 
 def check(mine: Hello, theirs: Hello, who: str = "that peer") -> None:

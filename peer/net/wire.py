@@ -11,6 +11,7 @@ peer fills in the default for a field that an old one did not send.
 
 from __future__ import annotations
 
+import importlib
 import re
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -123,6 +124,14 @@ def message(*, wire: str) -> Callable[[type[_T]], type[_T]]:
     return register
 
 
+def defined_in(module: str, wires: Collection[str]) -> None:
+    """Say which module defines messages, by their names, that may arrive before it is loaded.
+
+    The first of them to arrive loads it: until then a program does without that module.
+    """
+    _ELSEWHERE.update(dict.fromkeys(wires, module))
+
+
 def registered() -> Mapping[str, type]:
     """Return every message class that has been defined, by its name on the wire."""
     return types.MappingProxyType(_REGISTRY)
@@ -131,6 +140,11 @@ def registered() -> Mapping[str, type]:
 def name_of(msg: object) -> str:
     """Return the name of a message on the wire; of anything else the name of its type."""
     return _NAMES.get(type(msg)) or type(msg).__name__
+
+
+def wire_of(kind: type) -> str | None:
+    """Return the name of a message class on the wire; None if it is no message."""
+    return _NAMES.get(kind)
 
 
 def encode(msg: object) -> bytes:
@@ -154,6 +168,9 @@ def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
     try:
         name, values = _unpack(payload)
         cls = _REGISTRY.get(name)
+        if cls is None and allowed is None and name in _ELSEWHERE:
+            importlib.import_module(_ELSEWHERE[name])
+            cls = _REGISTRY[name]
         if cls is None or (allowed is not None and cls not in allowed):
             raise ValueError(f"a {name!r} message is not allowed here")
         return _build(cls, values, name)
@@ -185,6 +202,7 @@ class _Field:
 
 
 _REGISTRY: dict[str, type] = {}
+_ELSEWHERE: dict[str, str] = {}  # modules that define messages which are not registered yet
 _SCHEMAS: dict[type, tuple[_Field, ...]] = {}
 _NAMES: dict[type, str] = {}
 

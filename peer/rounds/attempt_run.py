@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,22 +28,24 @@ from atoll.collectives.engine.send import Outlet, Receipt
 from atoll.collectives.errors import AtollError, RemoteProtocolError
 from atoll.collectives.feedback import Compensated
 from atoll.collectives.robust import RobustRule
-from atoll.peer.audit.manager import AuditedAttempt, AuditManager
-from atoll.peer.audit.parts import encoded_parts
-from atoll.peer.audit.terms import AuditTerms
 from atoll.peer.membership.kept_chunks import Kept
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, short
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.rounds.attempt_plan import kept_of, plan_of, rule_of, shape_of, terms_of
+from atoll.peer.rounds.attempt_plan import kept_of, plan_of, rule_of, shape_of
 from atoll.peer.rounds.entries import STEP, EntryHead, entry_root
 from atoll.peer.rounds.error_feedback import Residual
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.salvage import FetchKept, KeptCopy, KeptPlan, header_of, pack_chunks
 from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.rounds.verifier import AttemptVerifier, AuditedParts, VerifiedAttempt
 from atoll.peer.state_sync.client import ResultFetcher
 from atoll.peer.streams.manager import FrameOutlet, Streams
 from atoll.peer.streams.router import Router
+from atoll.peer.verify.terms import AuditTerms
+
+if TYPE_CHECKING:
+    from atoll.peer.verify.terms import AuditTerms
 
 # Twice this at most without a chunk of 1 MiB: it comes at less than 1 Mbit/s, or not at all.
 KEPT_STALL_S = 5.0
@@ -81,7 +83,7 @@ class AttemptPort(Protocol):
     replica: Replica
     router: Router
     streams: Streams
-    audits: AuditManager
+    audits: AttemptVerifier
     fetcher: ResultFetcher
 
     def is_wanted(self, begin: Begin, /) -> bool:
@@ -127,7 +129,7 @@ class AttemptRun:
         self.begin, self.result, self.kept = begin, result, kept
         self.rule = rule  # that bears somebody
         self.terms = terms  # of an audited attempt ...
-        self.audit: AuditedAttempt | None = None  # ... and how it stands
+        self.audit: VerifiedAttempt | None = None  # ... and how it stands
         self.begun_s = begun_s  # when the first attempt at the round began here
         self.root = b""  # not empty: the result is complete
         self.lent = False  # others may read the complete result at any time from now on
@@ -243,7 +245,7 @@ class AttemptRun:
             index = self.begin.participants.index(me)
             self._peer.replica.residual.commit(source, self.result, index, chunks)
 
-    def _failed(self, peers: tuple[bytes, ...], why: str) -> None:
+    def failed(self, peers: tuple[bytes, ...], why: str) -> None:
         self._peer.failed(self.begin, tuple(p for p in peers if p != self._peer.me), why)
 
     def reduced(self, root: bytes) -> None:
@@ -262,11 +264,11 @@ class AttemptRun:
         """Begin to reduce; return False if this peer's submission is gone."""
         own, source = self._contribution()
         if source is None:
-            self._failed((), "this peer's submission is gone")
+            self.failed((), "this peer's submission is gone")
             return False
         if self.terms is not None:
             steps = self._peer.replica.steps
-            self._peer.spawn(self._begin_audit(self.terms, source, steps))
+            self._peer.spawn(self._peer.audits.begin(self, self.terms, source, steps))
             return True
         kept = {item.chunk: item.digest for item in self.kept}
         self._reduce(
@@ -314,7 +316,7 @@ class AttemptRun:
             me=plan.participants.index(peer.me),
             result=self.result,
             on_failed=lambda index, why: peer.threadsafe(
-                self._failed, (plan.participants[index],), why
+                self.failed, (plan.participants[index],), why
             ),
             **how,
         )
@@ -338,7 +340,7 @@ class AttemptRun:
             stream = await self._peer.streams.to(other, lane)
         except AtollError as error:
             if not lane:  # the others only make it faster
-                self._failed((other,), error.what)
+                self.failed((other,), error.what)
             return
         outlet = FrameOutlet(stream, header_of(self.begin))
         reduction.start({index: CountingOutlet(outlet, self.sent)})
@@ -348,48 +350,26 @@ class AttemptRun:
         if self.reduction is None or other not in self.begin.participants:
             return
         if self.begin.participants.index(other) in self.reduction.missing():
-            self._failed((other,), why)
+            self.failed((other,), why)
 
-    # ------------------------------------------------------------ an audited attempt
+    # ------------------------------------------------------------ an audited attempt (AuditedRun)
 
-    async def _begin_audit(self, terms: AuditTerms, source: Source, steps: bytes) -> None:
-        """Commit to all parts and to the local ``steps``; send the parts once all others have too.
+    def is_wanted(self) -> bool:
+        return self._peer.is_wanted(self.begin) and not self.ended
 
-        The attempt fails here if this peer has promised something in it before, if its trainer has
-        committed to no local steps where validators need them, or if its contribution cannot be
-        encoded.
-        """
-        peer, work = self._peer, terms.work
-        if not peer.audits.may_promise(terms):
-            self._failed((), "this peer has promised something in this attempt before")
-            return
-        counts = terms.counted[terms.participants.index(peer.me)]
-        if counts and terms.validators and not steps:
-            self._failed((), "this peer's trainer has committed to no local steps")
-            return
-        try:
-            compute = peer.audits.compute
-            parts = await compute(encoded_parts, work, source) if counts else []
-            auditor = await compute(peer.audits.auditor, terms, parts, steps)
-        except AtollError as error:
-            self._failed((), f"the own contribution: {error.what}")
-            return
-        if not peer.is_wanted(self.begin) or self.ended:
-            return
-        self.audit = peer.audits.begin(
-            auditor,
-            gate=lambda: self._reduce(
-                work.plan,
-                source=source,
-                coded=parts.__getitem__,
-                keep=auditor.keep,
-                came=auditor.came,
-                on_done=lambda digests: peer.threadsafe(self._compare, digests),
-            ),
-            passed=lambda: peer.spawn(self._passed()),
-            failed=self._failed,
+    def send_parts(self, parts: AuditedParts) -> None:
+        assert self.terms is not None
+        self._reduce(
+            self.terms.work.plan,
+            source=self.source,
+            coded=parts.own_part,
+            keep=parts.keep,
+            came=parts.came,
+            on_done=lambda digests: self._peer.threadsafe(self._compare, digests),
         )
-        self.audit.pump()
+
+    def passed(self) -> None:
+        self._peer.spawn(self._passed())
 
     def _compare(self, digests: list[bytes]) -> None:
         if self.audit is not None and self.reduction is not None and not self.ended:
@@ -419,7 +399,7 @@ class AttemptRun:
         self._peer.threadsafe(self._ask_kept, holder, chunks)
 
     def kept_failed(self, holder: bytes, why: str) -> None:
-        self._peer.threadsafe(self._failed, (holder,) if holder else (), why)
+        self._peer.threadsafe(self.failed, (holder,) if holder else (), why)
 
     def _ask_kept(self, holder: bytes, chunks: list[int]) -> None:
         begin, peer = self.begin, self._peer
@@ -510,7 +490,8 @@ class AttemptTable:
         if kept and isinstance(codec, Gathered):
             raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks with other slots")
         rule = rule_of(begin, state)
-        terms = terms_of(begin, state.spec, grid) if state is not None else None
+        audits = self._peer.audits
+        terms = audits.terms_of(begin, state.spec, grid) if state is not None else None
         if kept and (rule is not None or terms is not None):
             why = "under a rule" if terms is None else "of an attempt that was not verified"
             raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks {why}")

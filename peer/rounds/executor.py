@@ -23,7 +23,6 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError, CodecError, DivergedError
 from atoll.collectives.units import size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
-from atoll.peer.audit.manager import AuditManager
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
@@ -36,6 +35,7 @@ from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
+from atoll.peer.rounds.verifier import AttemptVerifier
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 from atoll.peer.state_sync.client import ResultFetcher, SyncClient
 from atoll.peer.state_sync.server import SyncServer
@@ -56,7 +56,7 @@ class RoundExecutor:
         *,
         me: bytes,
         host: ConnectionManager,
-        audits: AuditManager,
+        audits: AttemptVerifier,
         daemon: RoundsPort,
         received: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
@@ -373,8 +373,7 @@ class RoundExecutor:
         exchange_s = self.last_round_s if run is not None else 0.0
         self._daemon.round_committed(begin, exchange_s, self.me in begin.participants)
         if run is not None and run.audit is not None and run.before is not None:
-            auditor, before = run.audit.auditor, run.before
-            self.audits.validating.committed(auditor, state.spec, state.manifest, before)
+            self.audits.committed(run.audit, state.spec, state.manifest, run.before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         self._feed(ev.Applied(begin.round, state.digest))
 

@@ -15,8 +15,8 @@ from simulation.audit_options import Options, keys
 from simulation.audits import World
 from simulation.laggards import Replayer, SlowReader
 
-from atoll.peer.audit.machine import SILENCE_S
-from atoll.peer.audit.statements import SignedStatement
+from atoll.peer.verify.attempt_audit import SILENCE_S
+from atoll.peer.verify.statement import SignedStatement
 
 SEEDS, ROUNDS = range(5), 3
 FIVE = Options(

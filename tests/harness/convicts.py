@@ -10,7 +10,7 @@ from simulation.audit_options import Options, keys
 from simulation.audits import World
 from simulation.validations import CHEATS, SLANDERS
 
-from atoll.peer.audit.evidence import Evidence
+from atoll.peer.verify.evidence import Evidence
 
 __all__ = ["ALONE", "LIES", "left_behind", "suspects"]
 

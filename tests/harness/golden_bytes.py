@@ -17,14 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.schedule.schedule import FrameKind as Reductions
 from atoll.optim.manifest import FrozenTensor, Manifest, Parameter
-from atoll.optim.replay.commitment import Extent
+from atoll.optim.replay.step_disclosure import Extent
 from atoll.optim.run_spec import RunSpec, blob
-from atoll.peer.audit.bodies import seed_of
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import StatementPhase, draw_of, heard_of, said
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.revocations import Revocations
+from atoll.peer.authority.grants import Credential, Grant, Revocations
 from atoll.peer.checkpoint.format import CheckpointManifest, render_manifest
 from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.operations import object_digest, pack_objects
@@ -49,6 +44,9 @@ from atoll.peer.streams.frames import DataHeader, pack_header
 from atoll.peer.streams.keys import CIPHER_AES, CIPHERS, Handshake, StreamGranted
 from atoll.peer.streams.sealed import RECORD_OVERHEAD_BYTES, RecordKind, Sealer, direction_secrets
 from atoll.peer.streams.transfers import TransferKind
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.statement import StatementPhase, draw_of, heard_of, said, seed_of
+from atoll.peer.verify.terms import AuditTerms
 from harness.samples import PEERS, VARIANTS, names, sample
 
 __all__ = ["FRAMES", "SIGNED_HEAD", "WIRE_HEAD", "signed_lines", "wire_lines"]

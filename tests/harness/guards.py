@@ -11,10 +11,10 @@ from typing import Any
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.authority.grants import Credential
-from atoll.peer.authority.guard import AuthorityAdmission, OpenAdmission
-from atoll.peer.authority.ledger import Ledger
-from atoll.peer.authority.messages import AboutPasses
+from atoll.peer.authority.ledger import AboutPasses, Ledger
+from atoll.peer.authority.policy import AuthorityAdmission
 from atoll.peer.membership.view import REPLICA
+from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
@@ -48,7 +48,7 @@ class Site:
         self.streams: list[DataStream] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.admission = (
-            self._admission(shown, role, founds) if shown is not None else OpenAdmission()
+            self._admission(shown, role, founds) if shown is not None else AdmissionPolicy()
         )
         self.host = ConnectionManager(
             peer_id=home.peer_id,

@@ -36,14 +36,14 @@ from atoll.collectives.engine.parts import MeanParts, Parts
 from atoll.collectives.errors import AtollError, PassRevokedError
 from atoll.optim.manifest import Manifest, Parameter, chunk_range
 from atoll.optim.run_spec import RunSpec, blob
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.manager import AuditedAttempt
-from atoll.peer.audit.statements import Check, SignedStatement, StatementPhase, body_of
 from atoll.peer.cli import main as cli
 from atoll.peer.daemon import daemon
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
+from atoll.peer.verify.attempt_audit import AttemptAudit
+from atoll.peer.verify.manager import AuditedAttempt
+from atoll.peer.verify.statement import Check, SignedStatement, StatementPhase, body_of
 
 ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
 DIE_S = 0.005  # after the second of several rounds has begun: both are on their way then
@@ -195,18 +195,18 @@ def lie_in_audits(lie: str) -> None:
 
         Parts._encode_own = other  # type: ignore[method-assign]
     elif lie == "numbers":
-        numbers = Auditor.numbers
+        numbers = AttemptAudit.numbers
 
-        def shifted(self: Auditor) -> Check:
+        def shifted(self: AttemptAudit) -> Check:
             check = numbers(self)
             return replace(check, sketches=bytes(len(check.sketches)))
 
-        Auditor.numbers = shifted  # type: ignore[method-assign]
+        AttemptAudit.numbers = shifted  # type: ignore[method-assign]
     else:
         tell = AuditedAttempt._tell
 
         def oddly(self: AuditedAttempt, message: object, peers: Collection[bytes]) -> None:
-            own = isinstance(message, SignedStatement) and message.signer == self.auditor.machine.me
+            own = isinstance(message, SignedStatement) and message.signer == self.audit.me
             if (
                 own
                 and lie == "withholds"
@@ -218,7 +218,7 @@ def lie_in_audits(lie: str) -> None:
                 check = body_of(message.statement)
                 assert isinstance(check, Check)
                 other = replace(check, norms=bytes(len(check.norms)))
-                words = self.auditor.machine
+                words = self.audit
                 tell(self, words._signed(StatementPhase.CHECK, other), peers)
 
         AuditedAttempt._tell = oddly  # type: ignore[method-assign]

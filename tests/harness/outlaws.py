@@ -1,4 +1,4 @@
-"""Bans in a world: who believes which, who has told whom. What peer/audit/ does in a daemon.
+"""Bans in a world: who believes which, who has told whom. What peer/verify/ does in a daemon.
 
 Whoever believes has no link to the banned any more, and refuses it. Evidence that stands alone
 convinces everybody who is linked to one that has it; other evidence, who took part, and whoever

@@ -15,12 +15,16 @@ from pathlib import Path
 import torch
 
 from atoll.optim.model_io import ModelVector
-from atoll.optim.replay.batches import batches_leaf, pack
 from atoll.optim.replay.checkpoint import leaf_of
-from atoll.optim.replay.commitment import WorkCommitment
 from atoll.optim.replay.difference import ReplayVerdict
 from atoll.optim.replay.replaying import replay
-from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
+from atoll.optim.replay.step_disclosure import (
+    Opened,
+    StepDisclosure,
+    WorkCommitment,
+    batches_leaf,
+    pack,
+)
 from harness.replaying import OPTIMIZERS, Loop, text_model
 
 __all__ = ["OLD_CPU", "replayed_elsewhere"]

@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from atoll.optim.replay.batches import Batch
 from atoll.optim.replay.checkpoint import WorkCheckpoint
-from atoll.optim.replay.commitment import Extent
-from atoll.optim.replay.step_disclosure import Opened
+from atoll.optim.replay.step_disclosure import Batch, Extent, Opened
 from harness.replaying import I64, Loop, Optimizers, sampled, text_model
 
 __all__ = ["CHEATS", "MIXED", "MIXED_WAYS", "WAYS", "Change", "segment", "segments"]

@@ -36,11 +36,11 @@ OPTIM_PURE = {
         "run_spec",
     )
 }
-REPLAY = "batches checkpoint commitment detection difference step_disclosure tensors"
+REPLAY = "checkpoint difference step_disclosure"
 OPTIM_PURE |= {f"atoll.optim.replay.{name}" for name in REPLAY.split()}
 OPTIM_PURE_MAY = {
     "numpy",
-    "atoll.collectives.audit.bounds",
+    "atoll.collectives.audit.sketch",
     "atoll.collectives.merkle",
     "atoll.collectives.chunks",
     "atoll.collectives.codecs",
@@ -98,9 +98,7 @@ DECISIONS = (
     | {
         f"atoll.collectives.{name}"
         for name in (
-            "audit.bounds",
             "audit.checks",
-            "audit.commitment",
             "audit.sketch",
             "chunks",
             "counter_rng",
@@ -112,20 +110,15 @@ DECISIONS = (
     | {
         f"atoll.peer.{name}"
         for name in (
-            "audit.bodies",
-            "audit.effects",
-            "audit.evidence",
-            "audit.inbox",
-            "audit.machine",
-            "audit.part_disclosure",
-            "audit.statements",
-            "audit.steps",
-            "audit.terms",
+            "verify.attempt_audit",
+            "verify.ban_record",
+            "verify.disclosure",
+            "verify.evidence",
+            "verify.inbox",
+            "verify.statement",
+            "verify.terms",
             "authority.grants",
             "authority.ledger",
-            "authority.messages",
-            "authority.revocations",
-            "authority.standing",
             "checkpoint.format",
             "demo.figures",
             "demo.summary",
@@ -135,6 +128,7 @@ DECISIONS = (
             "links.link_table",
             "links.probe_schedule",
             "links.tcp_info",
+            "net.admission_policy",
             "net.connection_limits",
             "net.hello",
             "net.invite",
@@ -154,8 +148,10 @@ DECISIONS = (
     }
 )
 # Codecs are pure functions with scratch for each thread, hence their import of `threading`; and the
-# kernels are found once, with `os` and `importlib`. Error feedback is built on them.
+# kernels are found once, with `os` and `importlib`. Error feedback is built on them. The arithmetic
+# of audits adds up as the engine does, and has a lock for the memory that it computes in.
 DECISIONS_MAY = DECISIONS | {"atoll.collectives.codecs", "atoll.collectives.native"}
+DECISIONS_MAY |= {"atoll.peer.verify.checks"}
 DECISIONS_MAY |= COMPRESSORS_MAY
 ACTS = {
     "asyncio",

@@ -12,8 +12,6 @@ import numpy as np
 from atoll.collectives import get_codec
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec, blob
-from atoll.peer.audit.manager import AuditManager
-from atoll.peer.audit.statements import AuditMessage
 from atoll.peer.daemon.wiring import HomeSigner
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import STEP, Begin
@@ -23,6 +21,8 @@ from atoll.peer.rounds.executor import RoundExecutor
 from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.messages import FetchResult
+from atoll.peer.verify.manager import AuditManager
+from atoll.peer.verify.statement import AuditMessage
 from harness.linkhost import link_host
 from harness.plainstate import initialise
 

@@ -8,11 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from atoll.collectives.codecs import U8
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.bans import Bans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.steps import AuditStep
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.attempt_audit import AttemptAudit, AuditStep
+from atoll.peer.verify.ban_record import Bans
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Liar
 
 __all__ = ["Peer", "array"]
@@ -24,12 +23,12 @@ STALL_S: Final = 120.0
 
 @dataclass
 class Peer:
-    """One participant: an auditor, and the reduction's bytes."""
+    """One participant: its audit, and the reduction's bytes."""
 
     name: bytes
     signer: Any
     liar: Liar
-    auditor: Auditor | None = None
+    audit: AttemptAudit | None = None
     got: dict[tuple[int, int], bytes] = field(default_factory=dict)
     grams: dict[int, bytes] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
@@ -39,7 +38,6 @@ class Peer:
     made: bool = False
     outcome: str = ""
     failed: tuple[bytes, ...] = ()
-    wanted: tuple[tuple[int, int], ...] = ()
     bans: Bans = field(default_factory=lambda: Bans(b""))
     attempts: list[AuditTerms] = field(default_factory=list)  # that it took part in
     paused_until_s: float = 0.0
@@ -52,16 +50,16 @@ class Peer:
     def give_up(self, now_s: float) -> None:
         """A reduction in which nothing moves ends in a real run as well (membership/attempt.py):
         who has found a liar sends nothing more, and those who have not wait for it."""
-        auditor = self.auditor
-        if auditor is None or self.gate_s is None or now_s - self.gate_s < STALL_S:
+        audit = self.audit
+        if audit is None or self.gate_s is None or now_s - self.gate_s < STALL_S:
             return
-        if not self.outcome and auditor.machine.step is AuditStep.REDUCE:
-            work, me = auditor.terms.work, auditor.index
+        if not self.outcome and audit.step is AuditStep.REDUCE:
+            work, me = audit.terms.work, audit.index
             mine = work.shards.get(me, [])
             lacking = {s for s in work.counted for chunk in mine if (s, chunk) not in self.got}
             owners = work.plan.owners
             lacking |= {owner for c, owner in enumerate(owners) if c not in self.results} - {me}
-            names = auditor.terms.participants
+            names = audit.terms.participants
             self.outcome, self.failed = "failed", tuple(names[index] for index in sorted(lacking))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import chunk_gram
 from atoll.collectives.robust.gram import Matrix, packed_gram, unpacked_gram
-from atoll.peer.audit.terms import ReductionTerms
+from atoll.peer.verify.terms import ReductionTerms
 
 __all__ = ["gram_of", "matrix_of"]
 

@@ -1,9 +1,9 @@
 """Audited attempts under a virtual clock: of honest participants, and of some that lie.
 
 A seed gives the number of participants, who of them lies and how, the rule, the codec, the delays
-and the pauses. The decisions and the arithmetic are those that ship (peer/audit/); what is replaced
-is the network and the reduction, whose owners compute with the same functions. Attempts follow each
-other, without those that were banned or named, until one passes.
+and the pauses. The decisions and the arithmetic are those that ship (peer/verify/); what is
+replaced is the network and the reduction, whose owners compute with the same functions. Attempts
+follow each other, without those that were banned or named, until one passes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
-from atoll.peer.audit import effects as mc
-from atoll.peer.audit.auditor import Auditor
-from atoll.peer.audit.ban_list import WORD_S
-from atoll.peer.audit.bans import Ban, Bans
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import AskPart, AskStatement, DisclosedPiece, SignedStatement
-from atoll.peer.audit.steps import AuditStep
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.verifying import verify_evidence
 from atoll.peer.membership.view import short
+from atoll.peer.verify import attempt_audit as mc
+from atoll.peer.verify.attempt_audit import AttemptAudit, AuditStep
+from atoll.peer.verify.ban_list import WORD_S
+from atoll.peer.verify.ban_record import Ban, Bans
+from atoll.peer.verify.evidence import Evidence, verify_evidence
+from atoll.peer.verify.statement import AuditMessage
+from atoll.peer.verify.terms import AuditTerms
 from simulation.audit_options import Options, expand, keys
 from simulation.audit_peer import Peer, array
 from simulation.audit_sums import gram_of, matrix_of
@@ -114,7 +112,7 @@ class World:
                 out = np.empty(work.part_codec.encoded_bytes(hi - lo), np.uint8)
                 work.part_codec.encode(values[lo:hi], out)
                 own.append(out)
-            fresh.auditor = Auditor(
+            fresh.audit = AttemptAudit(
                 terms, peer.name, peer.signer, own, self.rng.randbytes(32), self.now_s
             )
             fresh.got = {(index, chunk): own[chunk].tobytes() for chunk in range(len(own))}
@@ -124,7 +122,7 @@ class World:
             peer = self.rng.choice(list(self.peers.values()))
             peer.paused_until_s = self.now_s + self.rng.uniform(0, 6)
         for peer in self.peers.values():
-            if peer.auditor is not None:
+            if peer.audit is not None:
                 self._later(0, lambda p=peer: self._pump(p))
                 self._later(TICK_S, lambda p=peer: self._tick(p))
 
@@ -176,29 +174,20 @@ class World:
             return
         if isinstance(message, Evidence):
             self._learn(peer, message, source)
-        if peer.auditor is None or source in peer.bans:
+        if peer.audit is None or source in peer.bans:
             return
-        auditor = peer.auditor
-        ours = (
-            isinstance(message, AskPart | DisclosedPiece) and message.terms == auditor.terms.digest
-        )
-        if isinstance(message, SignedStatement):
-            auditor.machine.hear(message, self.now_s)
-        elif isinstance(message, AskStatement):
-            auditor.machine.asked(message, source, self.now_s)
-        elif isinstance(message, AskPart) and ours:
-            auditor.opening.asked(message, source)
-        elif isinstance(message, DisclosedPiece) and ours and auditor.opening.take(message, source):
-            self._opened(peer)
+        audit = peer.audit
+        if isinstance(message, AuditMessage):
+            audit.hear(message, source, self.now_s)
         elif isinstance(message, tuple):
             self._bulk(peer, message)
         self._pump(peer)
 
     def _tick(self, peer: Peer) -> None:
-        if self.peers[peer.name] is not peer or peer.auditor is None or peer.outcome:
+        if self.peers[peer.name] is not peer or peer.audit is None or peer.outcome:
             return
         if self.now_s >= peer.paused_until_s:
-            peer.auditor.machine.tick(self.now_s, peer.auditor.opening.opened)
+            peer.audit.tick(self.now_s)
             self._pump(peer)
             peer.give_up(self.now_s)
         self._later(TICK_S, lambda: self._tick(peer))
@@ -206,19 +195,18 @@ class World:
     # ------------------------------------------------------------ effects
 
     def _pump(self, peer: Peer) -> None:
-        auditor = peer.auditor
-        assert auditor is not None
-        while effects := auditor.machine.take():
+        audit = peer.audit
+        assert audit is not None
+        while effects := audit.take():
             for effect in effects:
-                self._carry(peer, auditor, effect)
-        for dest, piece in peer.liar.pieces(auditor.answers()):
+                self._carry(peer, audit, effect)
+        for dest, piece in peer.liar.pieces(audit.answers()):
             self.send(peer.name, dest, piece)
-        wants = peer.wanted and not peer.outcome
-        for dest, ask in auditor.opening.asks(self.now_s) if wants else ():
+        for dest, ask in audit.asks(self.now_s):
             self.send(peer.name, dest, ask)
 
-    def _carry(self, peer: Peer, auditor: Auditor, effect: mc.Effect) -> None:
-        others = [p for p in auditor.terms.participants if p != peer.name]
+    def _carry(self, peer: Peer, audit: AttemptAudit, effect: mc.Effect) -> None:
+        others = [p for p in audit.terms.participants if p != peer.name]
         if isinstance(effect, mc.TellParticipants):
             for dest in effect.peers or others:
                 for delay_s, message in peer.liar.tell(effect.message, dest):
@@ -234,26 +222,15 @@ class World:
             peer.outcome, peer.failed = "failed", effect.peers
         elif effect.step is AuditStep.REDUCE:
             peer.gate_s = self.now_s
-            self._send_parts(peer, auditor)
+            self._send_parts(peer, audit)
             self._reduce(peer)
         elif effect.step is AuditStep.CHECK:
-            auditor.machine.told(peer.liar.check(auditor.numbers()), self.now_s)
+            audit.told(peer.liar.check(audit.numbers()), self.now_s)
         elif effect.step is AuditStep.VERDICT:
-            accused, doubted = auditor.verdict()
-            auditor.machine.judged(peer.liar.accused(accused), doubted, self.now_s)
+            accused, doubted = audit.verdict()
+            audit.judged(peer.liar.accused(accused), doubted, self.now_s)
         else:
-            peer.wanted = effect.parts
-            auditor.opening.want(effect.parts)
-            self._opened(peer)
-
-    def _opened(self, peer: Peer) -> None:
-        auditor = peer.auditor
-        assert auditor is not None
-        if (
-            auditor.machine.step is AuditStep.OPEN
-            and set(peer.wanted) <= auditor.opening.opened.keys()
-        ):
-            auditor.machine.resolved(auditor.settlement(), self.now_s)
+            audit.resolved(audit.settlement(), self.now_s)
 
     def _learn(self, peer: Peer, evidence: Evidence, source: bytes) -> None:
         """Whoever finds or hears of evidence checks it, and hands on what counts for it; of a pair,
@@ -275,8 +252,8 @@ class World:
         for ban in found:
             text = f"{ban.finding.kind} {ban.finding.text}"
             self.trace.append(f"{self.now_s:.2f} {short(peer.name)}: {text}")
-            if (auditor := self.peers[peer.name].auditor) is not None:
-                auditor.machine.banned((ban.peer,), self.now_s)
+            if (audit := self.peers[peer.name].audit) is not None:
+                audit.banned((ban.peer,), self.now_s)
         if found:
             self._hand_on(peer, found[0].evidence)
 
@@ -287,19 +264,19 @@ class World:
 
     # ------------------------------------------------------------ the reduction
 
-    def _send_parts(self, peer: Peer, auditor: Auditor) -> None:
-        work = auditor.terms.work
-        for chunk, owner in enumerate(work.plan.owners if auditor._own else ()):
-            data = auditor._own[chunk].tobytes()
-            if owner != auditor.index:
-                dest = auditor.terms.participants[owner]
-                part = ("part", auditor.terms.attempt, auditor.index, chunk)
+    def _send_parts(self, peer: Peer, audit: AttemptAudit) -> None:
+        work = audit.terms.work
+        for chunk, owner in enumerate(work.plan.owners if audit._own else ()):
+            data = audit._own[chunk].tobytes()
+            if owner != audit.index:
+                dest = audit.terms.participants[owner]
+                part = ("part", audit.terms.attempt, audit.index, chunk)
                 self.send(peer.name, dest, (*part, peer.liar.part(chunk, data)), bulk=True)
 
     def _bulk(self, peer: Peer, message: tuple[Any, ...]) -> None:
         kind, attempt, index, chunk, data = message
-        assert peer.auditor is not None
-        if attempt != peer.auditor.terms.attempt or peer.outcome:
+        assert peer.audit is not None
+        if attempt != peer.audit.terms.attempt or peer.outcome:
             return
         if kind == "part":
             peer.got[index, chunk] = data
@@ -310,29 +287,29 @@ class World:
         self._reduce(peer)
 
     def _reduce(self, peer: Peer) -> None:
-        auditor = peer.auditor
-        assert auditor is not None
-        work, terms = auditor.terms.work, auditor.terms
-        mine = work.shards.get(auditor.index, [])
+        audit = peer.audit
+        assert audit is not None
+        work, terms = audit.terms.work, audit.terms
+        mine = work.shards.get(audit.index, [])
         needed = [(s, c) for c in mine for s in work.counted]
         if peer.gate_s is None or any(place not in peer.got for place in needed):
             return
         for sender, chunk in needed:
-            if sender != auditor.index:
-                auditor.keep(sender, chunk, array(peer.got[sender, chunk]))
-        if auditor.machine.step is not AuditStep.REDUCE:
+            if sender != audit.index:
+                audit.keep(sender, chunk, array(peer.got[sender, chunk]))
+        if audit.step is not AuditStep.REDUCE:
             return
-        if liars := auditor.unlike_promised():
+        if liars := audit.unlike_promised():
             peer_name = terms.participants[liars[0]]
-            auditor.machine.mismatch(peer_name, "its part is not what it has promised", self.now_s)
+            audit.mismatch(peer_name, "its part is not what it has promised", self.now_s)
             return
         grams = work.rule is not None and work.rule.needs_gram
-        if mine and grams and auditor.index not in peer.grams:
+        if mine and grams and audit.index not in peer.grams:
             peer.own_grams = peer.liar.gram(gram_of(work, peer.got, mine))
-            peer.grams[auditor.index] = packed_sum(peer.own_grams, len(work.counted))
+            peer.grams[audit.index] = packed_sum(peer.own_grams, len(work.counted))
             for dest in terms.participants:
                 if dest != peer.name:
-                    told = ("gram", terms.attempt, auditor.index, 0, peer.grams[auditor.index])
+                    told = ("gram", terms.attempt, audit.index, 0, peer.grams[audit.index])
                     self.send(peer.name, dest, told, bulk=True)
         if grams and len(peer.grams) < len(work.shards):
             return
@@ -351,13 +328,13 @@ class World:
                     if dest == peer.name:
                         peer.results[chunk] = sent
                     else:
-                        told = ("result", terms.attempt, auditor.index, chunk, sent)
+                        told = ("result", terms.attempt, audit.index, chunk, sent)
                         self.send(peer.name, dest, told, bulk=True)
         if len(peer.results) == work.grid.count:
-            auditor.reduced([array(peer.results[c]) for c in range(work.grid.count)])
+            results = [array(peer.results[c]) for c in range(work.grid.count)]
             digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
             products = InnerProducts(peer.grams, peer.own_grams, peer.matrix)
-            auditor.machine.reduced(digests, products, self.now_s)
+            audit.reduced(results, digests, products, self.now_s)
 
     # ------------------------------------------------------------ checks
 

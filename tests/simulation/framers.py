@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.statement import (
     Elimination,
     SignedStatement,
     Statement,
     StatementPhase,
     said,
 )
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Lies
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.collectives.audit.recompute import is_linear
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, packed_gram
-from atoll.peer.audit.statements import Resultant, SignedStatement, StatementPhase, body_of
+from atoll.peer.verify.statement import Resultant, SignedStatement, StatementPhase, body_of
 from simulation.liar import Lies
 
 __all__ = ["EvenGram", "FarGram", "OneGram", "StretchedGram", "TwoGrams"]

@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.audit.machine import SILENCE_S
-from atoll.peer.audit.statements import StatementPhase
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.attempt_audit import SILENCE_S
+from atoll.peer.verify.statement import StatementPhase
+from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Lies
 
 if TYPE_CHECKING:
@@ -55,10 +55,10 @@ class Replayer(Lies):
         self._now = {}
 
     def tell(self, message: object, dest: bytes) -> Iterator[tuple[float, object]]:
-        auditor = self.world.peers[self.me].auditor
-        assert auditor is not None
+        audit = self.world.peers[self.me].audit
+        assert audit is not None
         for phase in StatementPhase:
-            self._now |= dict.fromkeys(auditor.machine.inbox.of(phase).values())
+            self._now |= dict.fromkeys(audit.inbox.of(phase).values())
         self._now[message] = None
         for said in (self.past, self._now):
             for old in self.rng.choices(list(said), k=AGAIN) if said else ():

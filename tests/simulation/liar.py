@@ -6,8 +6,14 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.peer.audit.statements import Check, DisclosedPiece, SignedStatement, StatementPhase, said
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.statement import (
+    Check,
+    DisclosedPiece,
+    SignedStatement,
+    StatementPhase,
+    said,
+)
+from atoll.peer.verify.terms import AuditTerms
 
 if TYPE_CHECKING:
     from simulation.audits import World

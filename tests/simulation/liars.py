@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.peer.audit.statements import (
+from atoll.peer.verify.statement import (
     Check,
     Commitment,
     DisclosedPiece,
@@ -24,7 +24,7 @@ from atoll.peer.audit.statements import (
     Verdict,
     body_of,
 )
-from atoll.peer.audit.terms import AuditTerms
+from atoll.peer.verify.terms import AuditTerms
 from simulation.framers import Babbler, Framer
 from simulation.gram_liars import EvenGram, FarGram, OneGram, StretchedGram, TwoGrams
 from simulation.laggards import Replayer, Slow, SlowReader
@@ -223,11 +223,9 @@ class BadReveal(Lies):
             assert isinstance(message, SignedStatement)
             self.must_fall = True
             other = self._other(message, Reveal(bytes(32)))
-            auditor = self.world.peers[self.me].auditor
-            assert auditor is not None
-            auditor.machine.inbox._said[StatementPhase.REVEAL][self.me] = (
-                other  # it computes with it too
-            )
+            audit = self.world.peers[self.me].audit
+            assert audit is not None
+            audit.inbox._said[StatementPhase.REVEAL][self.me] = other  # it computes with it too
             yield 0.0, other
         else:
             yield 0.0, message

@@ -6,35 +6,47 @@ from typing import Any
 
 import pytest
 
-from atoll.peer.audit import arithmetic, auditor, inbox, judge, machine
+from atoll.peer.verify import attempt_audit, checks, inbox
 from simulation.audits import run
 
 SEEDS = 200
 
 PLANTED: dict[str, tuple[Any, str, Any]] = {
-    "owners accuse nobody": (auditor, "accusations", lambda *given: {}),
-    "nothing is ever in doubt": (auditor, "doubted", lambda *given: []),
-    "wrong results are forgiven": (judge, "_wrong_result", lambda *given: []),
-    "wrong inner products are forgiven": (judge, "_wrong_gram", lambda *given: []),
-    "nobody looks at inner products": (arithmetic, "implausible_grams", lambda *given: []),
-    "wrong numbers are forgiven": (judge, "_wrong_numbers", lambda *given: []),
+    "owners accuse nobody": (attempt_audit, "accusations", lambda *given: {}),
+    "nothing is ever in doubt": (attempt_audit, "doubted", lambda *given: []),
+    "wrong results are forgiven": (inbox, "_wrong_result", lambda *given: []),
+    "wrong inner products are forgiven": (inbox, "_wrong_gram", lambda *given: []),
+    "nobody looks at inner products": (checks, "implausible_grams", lambda *given: []),
+    "wrong numbers are forgiven": (inbox, "_wrong_numbers", lambda *given: []),
     "parts need not be what was promised": (
-        auditor.Auditor,
+        attempt_audit.AttemptAudit,
         "unlike_promised",
         lambda self: [],
     ),
-    "opened parts need not be either": (auditor.Auditor, "_is_promised", lambda self, shown: True),
+    "opened parts need not be either": (
+        attempt_audit.AttemptAudit,
+        "_is_promised",
+        lambda self, shown: True,
+    ),
     "any secret may be revealed": (inbox.Inbox, "broken_draw", lambda self: None),
-    "results need not be what was signed": (machine.Audit, "_other_result", lambda self: b""),
+    "results need not be what was signed": (
+        attempt_audit.AttemptAudit,
+        "_other_result",
+        lambda self: b"",
+    ),
     "nobody compares what was heard": (inbox.Inbox, "differing", lambda self, phase: []),
     "the first statement stands": (
         inbox.Inbox,
         "add",
         lambda self, each: self._said.get(each.phase, {}).setdefault(each.signer, each) and None,
     ),
-    "nobody asks for what is missing": (machine, "ASK_S", 1e9),
-    "no turns among those who contradict": (machine, "TURN_S", 0.0),
-    "nobody hands on what it has heard": (machine.Audit, "_hand_on", lambda self, phase: None),
+    "nobody asks for what is missing": (attempt_audit, "ASK_S", 1e9),
+    "no turns among those who contradict": (attempt_audit, "TURN_S", 0.0),
+    "nobody hands on what it has heard": (
+        attempt_audit.AttemptAudit,
+        "_hand_on",
+        lambda self, phase: None,
+    ),
 }
 
 

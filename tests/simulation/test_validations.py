@@ -8,8 +8,8 @@ from statistics import mean
 
 import pytest
 
-from atoll.optim.replay.detection import detection
-from atoll.peer.audit.validation import WITHHELD_MAX, draw
+from atoll.optim.replay.difference import detection
+from atoll.peer.verify.validation import WITHHELD_MAX, draw
 from simulation.validations import CHEATS, CHOOSES, COVERS, FAVOURS, HIDES, SLANDERS, Options, World
 
 KINDS = (CHEATS, SLANDERS, COVERS, HIDES, CHOOSES, FAVOURS)

@@ -1,6 +1,6 @@
 """Rounds with local steps, some of which are not what their trainers have committed to.
 
-The decisions are those that ship (peer/audit/validation.py). Replays are replaced by the truth: a
+The decisions are those that ship (peer/verify/validation.py). Replays are replaced by the truth: a
 segment that was cheated in gives other numbers, and an honest one the same. Liars cheat in some of
 their segments, or call honest work wrong, to all or to some, or cover for each other, or show
 nothing. Words are delivered in any order.
@@ -12,12 +12,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.peer.audit.effects import Convicted, TellParticipants
-from atoll.peer.audit.evidence import Evidence
-from atoll.peer.audit.statements import Judgement, Replayed, SignedStatement, StatementPhase, said
-from atoll.peer.audit.terms import AuditTerms
-from atoll.peer.audit.validation import Validations, ValidationTask, draw
-from atoll.peer.audit.verifying import verify_evidence
+from atoll.peer.verify.attempt_audit import Convicted, TellParticipants
+from atoll.peer.verify.evidence import Evidence, verify_evidence
+from atoll.peer.verify.statement import Judgement, Replayed, SignedStatement, StatementPhase, said
+from atoll.peer.verify.terms import AuditTerms
+from atoll.peer.verify.validation import Validations, ValidationTask, draw
 from simulation.audit_options import Key
 
 __all__ = ["CHEATS", "CHOOSES", "COVERS", "FAVOURS", "HIDES", "SLANDERS", "Options", "World"]

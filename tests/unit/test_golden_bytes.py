@@ -13,14 +13,13 @@ from harness.golden_bytes import FRAMES
 
 from atoll.collectives.schedule.schedule import FrameKind
 from atoll.optim.run_spec import RunSpec, blob, parse_blob
-from atoll.peer.audit.evidence import parse_evidence
-from atoll.peer.authority.grants import Credential, Grant
-from atoll.peer.authority.revocations import Revocations
+from atoll.peer.authority.grants import Credential, Grant, Revocations
 from atoll.peer.checkpoint.format import parse_manifest
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.wire import decode, encode, registered
 from atoll.peer.streams.frames import unpack_header
 from atoll.peer.streams.transfers import TransferKind
+from atoll.peer.verify.evidence import parse_evidence
 
 CASES = [(name, variant) for name in samples.names() for variant in samples.VARIANTS]
 

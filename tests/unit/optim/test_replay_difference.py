@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.optim.replay.checkpoint import WorkCheckpoint
+from atoll.optim.replay.checkpoint import Array, WorkCheckpoint
 from atoll.optim.replay.difference import (
     Differences,
     ReplayVerdict,
@@ -17,7 +17,6 @@ from atoll.optim.replay.difference import (
     differences,
     differing_values,
 )
-from atoll.optim.replay.tensors import Array
 
 
 def judged(

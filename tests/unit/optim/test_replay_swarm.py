@@ -16,10 +16,9 @@ from harness.replaying import Loop, sampled
 
 from atoll.collectives.codecs import F32
 from atoll.optim import DiLoCo, LocalSGD, Replay, SparseLoCo, Swarm
-from atoll.optim.replay.commitment import WorkCommitment
 from atoll.optim.replay.difference import ReplayVerdict
 from atoll.optim.replay.replaying import replay
-from atoll.optim.replay.step_disclosure import Opened, StepDisclosure
+from atoll.optim.replay.step_disclosure import Opened, StepDisclosure, WorkCommitment
 
 SYNC_EVERY, SEGMENT, ROUNDS = 7, 3, 3
 

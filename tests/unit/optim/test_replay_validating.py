@@ -18,8 +18,7 @@ from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolErro
 from atoll.optim.model_io import ModelVector
 from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.recorder import Recorder, Replay
-from atoll.optim.replay.replaying import ReplayTask
-from atoll.optim.replay.state import TrainingState
+from atoll.optim.replay.replaying import ReplayTask, TrainingState
 from atoll.optim.replay.validating import (
     RIGHT,
     WITHHELD,

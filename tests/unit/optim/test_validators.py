@@ -11,8 +11,8 @@ from harness.diloco import flat, linear, theta, wrap
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim import LocalSGD, Replay
-from atoll.optim.replay.commitment import Extent
 from atoll.optim.replay.replaying import ReplayTask
+from atoll.optim.replay.step_disclosure import Extent
 
 
 class Drawing:

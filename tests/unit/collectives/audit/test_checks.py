@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from harness.roundtrip import decoded, encoded
 
-from atoll.collectives.audit.bounds import error_bounds, widened
 from atoll.collectives.audit.checks import (
     identity_holds,
     shard_identity_holds,
     suspicious,
 )
 from atoll.collectives.audit.recompute import coefficients
-from atoll.collectives.audit.sketch import F64, distance, sign_bits, sketch
+from atoll.collectives.audit.sketch import F64, distance, error_bounds, sign_bits, sketch, widened
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.robust import get_rule
 from atoll.collectives.robust.gram import Matrix, add_gram

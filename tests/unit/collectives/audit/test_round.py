@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from harness.roundtrip import decoded
 
-from atoll.collectives.audit.bounds import error_bounds, widened
 from atoll.collectives.audit.checks import (
     identity_holds,
+    implausible_grams,
     shard_identity_holds,
     suspicious,
 )
-from atoll.collectives.audit.grams import implausible_grams
 from atoll.collectives.audit.recompute import coefficients, is_linear
-from atoll.collectives.audit.sketch import F64, distance, sign_bits, sketch
+from atoll.collectives.audit.sketch import F64, distance, error_bounds, sign_bits, sketch, widened
 from atoll.collectives.codecs import F32, U8, get_codec
 from atoll.collectives.robust.gram import Matrix, add_gram
 

@@ -10,9 +10,8 @@ import pytest
 from harness.passes import peer_of
 
 from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingError, PassRunError
-from atoll.peer.authority.grants import Credential, Grant
+from atoll.peer.authority.grants import Credential, Grant, Revocations
 from atoll.peer.authority.key import Authority, expiry, parse_id
-from atoll.peer.authority.revocations import Revocations
 from atoll.peer.cli import main
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.membership.view import ARCHIVE, WITNESS

@@ -18,9 +18,8 @@ from atoll.collectives.errors import (
     PassUsedUpError,
 )
 from atoll.peer.authority import ledger as ledger_module
-from atoll.peer.authority.grants import Credential
+from atoll.peer.authority.grants import Credential, Revocations
 from atoll.peer.authority.ledger import Ledger
-from atoll.peer.authority.revocations import Revocations
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS
 
 NOW_S = 1_000_000

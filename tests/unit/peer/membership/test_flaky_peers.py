@@ -6,7 +6,7 @@ import pytest
 from harness.cluster import Cluster, peer_id
 from harness.newcomers import running, weights_of_rounds
 
-from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.eligibility import NEW_SEATS, Eligibility
 from atoll.peer.membership.flaky_peers import PAUSE_MAX_S, PAUSE_MIN_S, SPOILS_MAX, FlakyPeers

@@ -73,7 +73,7 @@ def test_messages_of_rounds_count_as_such_at_both_ends(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
         for host in (a.host, b.host):
-            host._of_rounds = (LinkNote,)
+            host._of_rounds = ("LinkNote",)
         note = LinkNote(1, bytes(10_000))
         assert a.host.send(b.id, note)
         await b.until(lambda: b.messages)

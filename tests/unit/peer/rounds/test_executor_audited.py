@@ -17,7 +17,13 @@ from atoll.collectives.robust import get_rule
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import AUDITED_CHUNKS_MAX, RunSpec, blob, parse_blob, shard_chunks_max
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
-from atoll.peer.audit.statements import (
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.kept_chunks import Kept, pack_kept
+from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
+from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
+from atoll.peer.rounds.entries import INIT, STEP
+from atoll.peer.verify.statement import (
     Check,
     Commitment,
     Resultant,
@@ -27,13 +33,7 @@ from atoll.peer.audit.statements import (
     StatementPhase,
     Verdict,
 )
-from atoll.peer.membership import events as ev
-from atoll.peer.membership.kept_chunks import Kept, pack_kept
-from atoll.peer.membership.layout import Layout
-from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
-from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
-from atoll.peer.rounds.attempt_plan import terms_of
-from atoll.peer.rounds.entries import INIT, STEP
+from atoll.peer.verify.terms import terms_of
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32
@@ -93,9 +93,7 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
         await eventually(lambda: all(site.audits._attempts for site in sites[:-1]))
         for site in sites[:-1]:
             (attempt,) = site.audits._attempts.values()
-            await eventually(
-                lambda a=attempt: len(a.auditor.machine.inbox.of(StatementPhase.COMMIT)) == 2
-            )
+            await eventually(lambda a=attempt: len(a.audit.inbox.of(StatementPhase.COMMIT)) == 2)
         assert all(site.executor.streams.moved_bytes == 0 for site in sites)
         sites[-1].carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))

@@ -1,0 +1,339 @@
+"""Run the audited attempts of a daemon: carry out what their machines decide.
+
+Lives in the event loop; arithmetic runs in worker threads. A peer that has passed an attempt goes
+on answering for it, until the attempt is over for all: others may lack a statement or a part that
+it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import F32, U8
+from atoll.collectives.errors import AtollError
+from atoll.collectives.robust.gram import InnerProducts
+from atoll.optim.manifest import Manifest
+from atoll.optim.run_spec import RunSpec
+from atoll.peer.daemon.ports import AuditPort
+from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.signing import Signer
+from atoll.peer.rounds.verifier import AuditedRun, VerifiedAttempt
+from atoll.peer.verify.attempt_audit import (
+    AttemptAudit,
+    AuditFailed,
+    AuditStep,
+    Convicted,
+    Effect,
+    Passed,
+    TellParticipants,
+)
+from atoll.peer.verify.disclosure import encoded_parts
+from atoll.peer.verify.statement import (
+    AuditMessage,
+    SignedStatement,
+    StatementPhase,
+)
+from atoll.peer.verify.terms import AuditTerms, terms_of
+from atoll.peer.verify.validation import ValidationService
+
+T = TypeVar("T")
+TICK_S: Final = 0.25
+# Attempts of a view that are remembered, and of all views: what was promised there, and who was in.
+ATTEMPTS_MAX: Final = 4096
+# Statements of attempts that have not begun here: from all participants of a few of them.
+EARLY_MAX: Final = 1024
+EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
+
+
+class AuditedAttempt:
+    """Run the audit of one attempt in the event loop."""
+
+    def __init__(self, host: AuditManager, audit: AttemptAudit, run: AuditedRun) -> None:
+        self.audit = audit
+        self._host, self._run = host, run
+        self.ended = False
+
+    @property
+    def terms(self) -> AuditTerms:
+        return self.audit.terms
+
+    def reduced(
+        self, results: Sequence[U8], digests: Sequence[bytes], products: InnerProducts
+    ) -> None:
+        """Take the whole result, which is here, with the inner products that it was made with."""
+        self._spawn(self._compare(results, digests, products))
+
+    async def _compare(
+        self, results: Sequence[U8], digests: Sequence[bytes], products: InnerProducts
+    ) -> None:
+        """Compare the parts that were sent with those that were promised."""
+        audit = self.audit
+        liars = await self._host.compute(audit.unlike_promised)
+        if self.ended:
+            return
+        if liars:
+            peer = self.terms.participants[liars[0]]
+            audit.mismatch(peer, "its part is not what it has committed to", self._host.now_s)
+        else:
+            audit.reduced(results, digests, products, self._host.now_s)
+        self.pump()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._host.spawn(self._unless_ended(work))
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Carry out work; an error fails the attempt, or is ignored if it has ended.
+
+        The result's memory of an attempt that has ended may be another one's already. And what
+        others have told may break a rule's arithmetic: that must not end a daemon.
+        """
+        try:
+            await work
+        except Exception as error:
+            if not self.ended:
+                self._run.failed((), f"audit: {type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------ effects
+
+    def pump(self) -> None:
+        """Carry out what the audit decides, until it waits for something."""
+        while not self.ended and (effects := self.audit.take()):
+            for effect in effects:
+                self._carry(effect)
+        if self.ended:
+            return
+        for peer, message in (*self.audit.answers(), *self.audit.asks(self._host.now_s)):
+            self._host.daemon.send(peer, message)
+
+    def _carry(self, effect: Effect) -> None:
+        if isinstance(effect, TellParticipants):
+            self._tell(effect.message, effect.peers)
+        elif isinstance(effect, Convicted):
+            self._host.daemon.convict(effect.evidence)
+        elif isinstance(effect, Passed):
+            self._run.passed()
+        elif isinstance(effect, AuditFailed):
+            self._run.failed(effect.peers, effect.why)
+        elif effect.step is AuditStep.REDUCE:
+            self._run.send_parts(self.audit)
+        elif effect.step is AuditStep.CHECK:
+            self._spawn(self._tell_numbers())
+        elif effect.step is AuditStep.VERDICT:
+            self._spawn(self._judge())
+        else:
+            self._spawn(self._settle())
+
+    def _tell(self, message: object, peers: Collection[bytes]) -> None:
+        for peer in peers or self.terms.participants:
+            if peer != self.audit.me:
+                self._host.daemon.send(peer, message)
+
+    async def _tell_numbers(self) -> None:
+        check = await self._host.compute(self.audit.numbers)
+        if not self.ended:
+            self.audit.told(check, self._host.now_s)
+            self.pump()
+        if not self.ended:
+            await self._host.compute(self.audit.look)  # until others have told theirs
+
+    async def _judge(self) -> None:
+        accused, doubted = await self._host.compute(self.audit.verdict)
+        if not self.ended:
+            self.audit.judged(accused, doubted, self._host.now_s)
+            self.pump()
+
+    async def _settle(self) -> None:
+        found = await self._host.compute(self.audit.settlement)
+        if self.ended:
+            return
+        if not found:
+            text = f"{self.audit.doubted_parts} parts were opened, all was right"
+            self._host.daemon.note("audit", f"round {self.terms.round}: {text}")
+        self.audit.resolved(found, self._host.now_s)
+        self.pump()
+
+    # ------------------------------------------------------------ what happens
+
+    def hear(self, message: AuditMessage, source: bytes) -> None:
+        if source in self.terms.participants:
+            self.audit.hear(message, source, self._host.now_s)
+            self.pump()
+
+    def banned(self, peers: Collection[bytes]) -> None:
+        self.audit.banned(peers, self._host.now_s)
+        self.pump()
+
+    def tick(self) -> None:
+        self.audit.tick(self._host.now_s)
+        self.pump()
+
+    def end(self) -> None:
+        """End an attempt that is committed or given up: nobody needs anything of it any more."""
+        self.ended = True
+        self._host.forget(self)
+
+
+class AuditManager:
+    """Keep the audited attempts of a daemon (AttemptVerifier), and pass on what others say."""
+
+    def __init__(self, me: bytes, signer: Signer, daemon: AuditPort) -> None:
+        self._me, self._signer, self.daemon = me, signer, daemon
+        self.validation = ValidationService(me, signer, daemon)
+        self._loop = asyncio.get_running_loop()
+        self._attempts: dict[bytes, AuditedAttempt] = {}  # by the digest of their terms
+        self._view: tuple[bytes, int] = (b"", 0)
+        self._numbers: set[int] = set()  # of the attempts in this view that we have promised for
+        self._took_part: dict[bytes, None] = {}  # digests of terms, the oldest first
+        self._early: list[tuple[bytes, SignedStatement]] = []
+        self._early_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticking: asyncio.TimerHandle | None = None
+        self._computing = 0
+        self.progress = 0  # for stall detectors: grows while an audit has a reason to take time
+
+    @property
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    def terms_of(self, begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
+        return terms_of(begin, spec, grid)
+
+    def may_promise(self, terms: AuditTerms) -> bool:
+        """Return whether this peer may commit in an attempt, and note that it does; once for each.
+
+        Who signs two commitments for the same terms is a liar, and a BEGIN that is repeated after
+        one has fallen behind, or by a lying coordinator, asks for just that. In a later life a peer
+        is in another view.
+        """
+        view = (terms.lineage, terms.view)
+        if view != self._view:
+            self._view, self._numbers = view, set()
+        full = len(self._numbers) >= ATTEMPTS_MAX and terms.attempt < min(self._numbers)
+        if full or terms.attempt in self._numbers:
+            return False
+        self._numbers.add(terms.attempt)
+        if len(self._numbers) > ATTEMPTS_MAX:
+            self._numbers.discard(min(self._numbers))
+        self._took_part[terms.digest] = None
+        if len(self._took_part) > ATTEMPTS_MAX:
+            del self._took_part[next(iter(self._took_part))]
+        return True
+
+    def took_part(self, terms: bytes) -> bool:
+        return terms in self._took_part
+
+    def audit_of(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> AttemptAudit:
+        """Return the audit of an attempt; it hashes the encoded own parts. Safe in any thread."""
+        secret = secrets.token_bytes(32)
+        return AttemptAudit(terms, self._me, self._signer, own, secret, self.now_s, steps)
+
+    async def begin(
+        self,
+        run: AuditedRun,
+        terms: AuditTerms,
+        source: Callable[[int, F32], None],
+        steps: bytes,
+    ) -> None:
+        if not self.may_promise(terms):
+            run.failed((), "this peer has promised something in this attempt before")
+            return
+        counts = terms.counted[terms.participants.index(self._me)]
+        if counts and terms.validators and not steps:
+            run.failed((), "this peer's trainer has committed to no local steps")
+            return
+        try:
+            own = await self.compute(encoded_parts, terms.work, source) if counts else []
+            audit = await self.compute(self.audit_of, terms, own, steps)
+        except AtollError as error:
+            run.failed((), f"the own contribution: {error.what}")
+            return
+        if run.is_wanted():
+            attempt = self.start(run, audit)
+            run.audit = attempt
+            attempt.pump()
+
+    def start(self, run: AuditedRun, audit: AttemptAudit) -> AuditedAttempt:
+        """Begin an attempt with what was said early; the caller pumps it, once it knows it."""
+        terms = audit.terms
+        attempt = self._attempts[terms.digest] = AuditedAttempt(self, audit, run)
+        early, self._early, self._early_bytes = self._early, [], 0
+        for source, each in early:
+            if each.statement.terms == terms.digest:
+                attempt.hear(each, source)
+            else:
+                self._keep(source, each)
+        self._tick_soon()
+        return attempt
+
+    def committed(
+        self, attempt: VerifiedAttempt, spec: RunSpec, manifest: Manifest, theta: F32
+    ) -> None:
+        assert isinstance(attempt, AuditedAttempt)
+        self.validation.committed(attempt.audit, spec, manifest, theta)
+
+    async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run ``work`` in a worker thread; it may take longer than the round may stand still."""
+        self._computing += 1
+        self._tick_soon()
+        try:
+            return await asyncio.to_thread(work, *arguments)
+        finally:
+            self._computing -= 1
+
+    def forget(self, attempt: AuditedAttempt) -> None:
+        self._attempts.pop(attempt.terms.digest, None)
+
+    def banned(self, peers: Collection[bytes]) -> None:
+        self.validation.banned(peers)
+        for attempt in list(self._attempts.values()):
+            attempt.banned(peers)
+
+    def close(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+        for attempt in list(self._attempts.values()):
+            attempt.end()
+        for task in self._tasks:
+            task.cancel()
+
+    def on_message(self, source: bytes, message: AuditMessage) -> None:
+        """Take a message about an audited attempt, or one that is to come."""
+        if isinstance(message, SignedStatement) and message.phase is StatementPhase.REPLAYED:
+            self.validation.hear(message, source)
+            return
+        digest = message.statement.terms if isinstance(message, SignedStatement) else message.terms
+        attempt = self._attempts.get(digest)
+        if attempt is not None:
+            attempt.hear(message, source)
+        elif isinstance(message, SignedStatement):
+            self._keep(source, message)
+
+    def _keep(self, source: bytes, each: SignedStatement) -> None:
+        """Keep a statement that may be early, or late; what is lost can be asked for again."""
+        self._early.append((source, each))
+        self._early_bytes += len(each.statement.body)
+        while len(self._early) > EARLY_MAX or self._early_bytes > EARLY_BYTES_MAX:
+            self._early_bytes -= len(self._early.pop(0)[1].statement.body)
+
+    def _tick_soon(self) -> None:
+        if self._ticking is None:
+            self._ticking = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        attempts = list(self._attempts.values())
+        for attempt in attempts:
+            attempt.tick()
+        if self._computing or any(each.audit.is_patient for each in attempts):
+            self.progress += 1
+        if self._computing or self._attempts:
+            self._tick_soon()
+
+    def spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,164 @@
+"""The audited attempts of a daemon: what comes at the wrong time, and what is promised once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+from simulation.audit_options import Key
+
+from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.manager import AuditedAttempt, AuditManager
+from atoll.peer.verify.statement import (
+    AskPart,
+    AskStatement,
+    SignedStatement,
+    Statement,
+    StatementPhase,
+)
+from atoll.peer.verify.terms import AuditTerms
+
+rng = random.Random(3)
+KEYS = sorted((Key(rng) for _ in range(3)), key=lambda key: key.me)
+TERMS = AuditTerms(
+    b"L" * 32, 1, 7, 1, 0, tuple(key.me for key in KEYS), (True,) * 3, (1,) * 3,
+    "mean", "int8", 3 * 256, 256,
+)  # fmt: skip
+ME, LIAR = KEYS[0], KEYS[2]
+
+
+class Site:
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, object]] = []
+        self.convicted: list[Evidence] = []
+        self.failed: list[tuple[bytes, ...]] = []
+        self.host = AuditManager(
+            ME.me,
+            ME,
+            SimpleNamespace(
+                send=self._send, convict=self.convicted.append, note=lambda kind, text: None
+            ),
+        )
+
+    def _send(self, peer: bytes, message: object) -> bool:
+        self.sent.append((peer, message))
+        return True
+
+    def begin(self) -> AuditedAttempt:
+        work = TERMS.work
+        own = [np.empty(work.part_codec.encoded_bytes(256), np.uint8) for _ in range(3)]
+        for part in own:
+            work.part_codec.encode(np.ones(256, np.float32), part)
+        run = SimpleNamespace(
+            send_parts=lambda parts: None,
+            passed=lambda: None,
+            failed=lambda peers, why: self.failed.append(peers),
+        )
+        attempt = self.host.start(run, self.host.audit_of(TERMS, own))
+        attempt.pump()
+        return attempt
+
+
+def play(act: Callable[[Site], None]) -> None:
+    async def run() -> None:
+        site = Site()
+        act(site)
+        await asyncio.sleep(0.05)
+        site.host.close()
+
+    asyncio.run(run())
+
+
+def garbage(phase: StatementPhase) -> SignedStatement:
+    statement = Statement(TERMS.digest, int(phase), b"", b"\xc1")
+    return SignedStatement(LIAR.me, statement, LIAR.sign(statement.digest))
+
+
+def test_garbage_that_comes_before_the_attempt_is_evidence_and_ends_nothing() -> None:
+    def act(site: Site) -> None:
+        site.host.on_message(LIAR.me, garbage(StatementPhase.WITHHELD))
+        site.begin()
+        (evidence,) = site.convicted
+        assert (evidence.kind, evidence.culprit) == ("malformed", LIAR.me)
+        assert site.failed == [(LIAR.me,)]
+
+    play(act)
+
+
+def test_an_attempt_that_failed_still_sees_who_lies() -> None:
+    def act(site: Site) -> None:
+        site.begin()
+        site.host.on_message(LIAR.me, garbage(StatementPhase.WITHHELD))
+        site.host.on_message(LIAR.me, garbage(StatementPhase.ELIMINATE))
+        assert len(site.convicted) == 2
+        assert len(site.failed) == 1
+
+    play(act)
+
+
+def test_parts_are_not_shown_to_who_may_still_choose_its_own() -> None:
+    def act(site: Site) -> None:
+        site.begin()
+        site.sent.clear()
+        site.host.on_message(LIAR.me, AskPart(TERMS.digest, 0, 1, 0))
+        assert site.sent == []
+
+    play(act)
+
+
+def test_nobody_promises_twice_in_one_attempt() -> None:
+    """A BEGIN may be repeated to one who had fallen behind."""
+
+    def act(site: Site) -> None:
+        assert site.host.may_promise(TERMS)
+        assert site.host.took_part(TERMS.digest)
+        assert not site.host.may_promise(TERMS)
+        assert not site.host.may_promise(replace(TERMS, rule="krum(f=0)"))
+        assert site.host.may_promise(replace(TERMS, attempt=3))
+        assert site.host.may_promise(replace(TERMS, attempt=2))
+        assert site.host.may_promise(replace(TERMS, view=2))
+        assert not site.host.took_part(replace(TERMS, view=9).digest)
+
+    play(act)
+
+
+def test_arithmetic_that_breaks_fails_the_attempt_and_not_the_daemon() -> None:
+    def act(site: Site) -> None:
+        attempt = site.begin()
+
+        async def breaks() -> None:
+            raise ValueError("no such vectors")
+
+        attempt._spawn(breaks())
+        attempt._spawn(breaks())
+
+    async def run() -> None:
+        site = Site()
+        broken: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+        act(site)
+        await asyncio.sleep(0.05)
+        assert site.failed == [(), ()]
+        assert not broken
+        site.host.close()
+
+    asyncio.run(run())
+
+
+def test_a_question_that_is_repeated_is_answered_once() -> None:
+    """An answer is much larger than a question."""
+
+    def act(site: Site) -> None:
+        site.begin()
+        site.sent.clear()
+        for _ in range(100):
+            site.host.on_message(
+                LIAR.me, AskStatement(TERMS.digest, StatementPhase.COMMIT, (ME.me,))
+            )
+        assert len(site.sent) == 1
+
+    play(act)
