@@ -187,8 +187,7 @@ class Daemon:
         self.address = (
             options.advertise if has_port else format_address(options.advertise.strip("[]"), port)
         )
-        me = self.node.me
-        self.node.me = Member(me.peer, me.inc, me.role, self.address)
+        self.node.advertise(self.address)
 
     async def _lives(self, inquiry: Inquiry) -> bool:
         """Return whether the run to be resumed lives.
@@ -266,7 +265,7 @@ class Daemon:
             return
         spec = self.executor.state.spec
         wire = str(spec.to_wire())
-        if wire != self.node.spec:
+        if wire != self.node.follower.spec:
             terms = terms_of(spec)
             if self.checkpointer is not None:
                 self.spawn(self.checkpointer.look_for_room(self.executor.state))

@@ -29,7 +29,7 @@ def snapshot(daemon: Daemon) -> dict[str, Any]:
     """
     node, executor, host = daemon.node, daemon.executor, daemon.host
     own, state, role = node.follower, executor.state, node.me.role
-    view = node.view or (node.joining.taught if role == ARCHIVE else None)
+    view = node.view or (node.joining.view if role == ARCHIVE else None)
     trainer = daemon.trainers.trainer
     streams = executor.streams
     return {
@@ -228,7 +228,7 @@ def _outside(daemon: Daemon) -> str:
         return f"before run {run} is resumed, does it live? {daemon.inquiry.describe()}"
     if node.bootstrap.waiting:
         return missing_founders(daemon)
-    if node.phase is not Phase.LEARNER or not node.joining.is_taught:
+    if node.phase is not Phase.LEARNER or not node.joining.is_followed:
         has = f"; it has the state of round {node.follower.round}" if daemon.executor.state else ""
         return f"this peer is outside run {run}: no coordinator of it answers{has}"
     late = f"{count(behind, 'round')} behind" if behind else "up to date"

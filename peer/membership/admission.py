@@ -161,7 +161,7 @@ class Admission:
 
     # ------------------------------------------------------------ learners
 
-    def teach(self, now_s: float) -> None:
+    def announce(self, now_s: float) -> None:
         """Tell all learners where the run stands; four times a second, like a beat.
 
         Those that are silent or download nothing are dropped.

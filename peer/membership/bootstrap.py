@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from atoll.peer.membership.events import Note, Send
+from atoll.peer.membership.joining import Joining
+from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import BootstrapHello, Cradle
 from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import (
     ANCESTORS_MAX,
     ARCHIVE,
@@ -37,18 +39,17 @@ from atoll.peer.membership.view import (
     short,
 )
 
-if TYPE_CHECKING:
-    from atoll.peer.membership.node import Node
 
-
-class Genesis:
+class Bootstrap:
     """Wait for the founders of a run and enter the cradle with them.
 
     Once this peer is in a view, it has no part any more.
     """
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, here: Situation, own: MemberState, joining: Joining) -> None:
+        self._here = here
+        self._own = own
+        self._joining = joining
         self._wanted: Cradle | None = None
         self._put_off: Cradle | None = None
         self._put_off_s = 0.0  # when somebody last said that the run lives
@@ -74,7 +75,7 @@ class Genesis:
 
         Should it die before we are in, we wait again.
         """
-        self._put_off_s = self._node.now_s
+        self._put_off_s = self._here.now_s
         if self._wanted is not None:
             self._put_off, self._wanted = self._wanted, None
 
@@ -84,7 +85,7 @@ class Genesis:
         We wait for them if that run is silent.
         """
         self._position, self._since = self._held(), ()
-        self._put_off_s = self._node.now_s
+        self._put_off_s = self._here.now_s
         self._put_off = Cradle(
             voters=view.peers,
             lineage=view.lineage,
@@ -94,11 +95,11 @@ class Genesis:
         )
 
     def soon(self) -> None:
-        self._next_s = self._node.now_s
+        self._next_s = self._here.now_s
 
     @property
     def waiting(self) -> bool:
-        return self._wanted is not None and self._node.view is None
+        return self._wanted is not None and self._here.view is None
 
     @property
     def expected(self) -> Cradle | None:
@@ -130,14 +131,11 @@ class Genesis:
     # ------------------------------------------------------------ calling each other
 
     def on_bootstrap_hello(self, source: bytes, hail: BootstrapHello) -> None:
-        node = self._node
-        if node.view is not None and node.view.number > 0:
-            node.joining.answer_hail(source)  # there is a run already: come in
-            return
+        here = self._here
         known = self.hails.get(source)
         if hail.member.peer != source or (known and known.member.inc > hail.member.inc):
             return
-        if node.view is None and self._supersedes(hail.cradle):
+        if here.view is None and self._supersedes(hail.cradle):
             self._adopt(hail.cradle)
         self.hails[source] = hail
         if len(self.hails) > MEMBERS_MAX:
@@ -158,70 +156,69 @@ class Genesis:
 
     def _supersedes(self, bootstrap_view: Cradle) -> bool:
         """Return whether to wait for the voters of this cradle and not for ours."""
-        node, mine = self._node, self._wanted
+        here, mine = self._here, self._wanted
         if not bootstrap_view.voters:
             return False
         if mine is None and self._put_off is not None:
             return False  # the run lives; who has not heard of it yet must not call us back
         if mine is None:
-            able = node.phase is Phase.OUT and not node.joining.renewing
-            return able and node.me.peer in bootstrap_view.voters and node.me.role != ARCHIVE
+            able = here.phase is Phase.OUT and not self._joining.renewing
+            return able and here.me.peer in bootstrap_view.voters and here.me.role != ARCHIVE
         later = bootstrap_view.lineage == mine.lineage and bootstrap_view.number > mine.number
         return later or (bool(mine.lineage) and mine.lineage in bootstrap_view.ancestors)
 
     def _adopt(self, bootstrap_view: Cradle) -> None:
-        node, count = self._node, len(bootstrap_view.voters)
-        node.emit(
-            Note(
-                "genesis", f"waiting for a majority of the {count} of view {bootstrap_view.number}"
-            )
-        )
-        if node.me.peer in bootstrap_view.voters:
+        here, count = self._here, len(bootstrap_view.voters)
+        text = f"waiting for a majority of the {count} of view {bootstrap_view.number}"
+        here.emit(Note("genesis", text))
+        if here.me.peer in bootstrap_view.voters:
             self.start(bootstrap_view)
         else:
             self.stop()  # they go on without us, and let us in then
 
     def _present(self, wanted: Cradle) -> list[bytes]:
         """Return the peers whose call for the same cradle still stands; our own counts too."""
-        node = self._node
+        linked, me = self._here.linked, self._here.me
         mark = _mark(wanted)
-        here = {node.me.peer: node.me.address}
+        here = {me.peer: me.address}
         for peer, hail in self.hails.items():
-            if peer in node.linked and _mark(hail.cradle) == mark:
+            if peer in linked and _mark(hail.cradle) == mark:
                 here[peer] = hail.member.address
         return sorted(p for p, at in here.items() if p in wanted.voters or at in wanted.founders)
 
-    def step(self) -> None:
+    def step(self) -> View | None:
+        """Call the other founders; return the bootstrap view to enter, once enough are here."""
         self._note_position()
         self._wait_again()
-        node, wanted = self._node, self._wanted
+        here, wanted = self._here, self._wanted
         if wanted is None:
-            return
-        if node.now_s >= self._next_s:
-            self._next_s = node.now_s + node.timing.hail_s
-            mine = self.hails[node.me.peer] = BootstrapHello(
-                node.me, wanted, *self._position, self._learnt_in(wanted)
+            return None
+        if here.now_s >= self._next_s:
+            self._next_s = here.now_s + here.timing.hail_s
+            mine = self.hails[here.me.peer] = BootstrapHello(
+                here.me, wanted, *self._position, self._learnt_in(wanted)
             )
-            for peer in sorted(node.linked):
-                node.emit(Send(peer, mine))
-        if node.view is not None:
-            return  # in the cradle; others may need our call to find in
+            for peer in sorted(here.linked):
+                here.emit(Send(peer, mine))
+        if here.view is not None:
+            return None  # in the cradle; others may need our call to find in
         present = self._present(wanted)
         if not self._enough(wanted, present):
             self._enough_since_s = None
-            return
+            return None
         if self._enough_since_s is None:
-            self._enough_since_s = node.now_s
+            self._enough_since_s = here.now_s
         everyone = len(present) >= len(wanted.voters)
-        if everyone or node.now_s - self._enough_since_s >= node.timing.hail_gather_s:
-            self._found(wanted, present)
+        if everyone or here.now_s - self._enough_since_s >= here.timing.hail_gather_s:
+            return self._found(wanted, present)
+        return None
 
     def _wait_again(self) -> None:
-        node = self._node
-        if node.joining.is_taught:
-            self._put_off_s = node.now_s
-        if self._put_off is not None and node.now_s > self._put_off_s + node.timing.run_lost_s:
-            node.emit(Note("genesis", "the run that was found is silent; waiting for founders"))
+        here = self._here
+        if self._joining.is_followed:
+            self._put_off_s = here.now_s
+        if self._put_off is not None and here.now_s > self._put_off_s + here.timing.run_lost_s:
+            here.emit(Note("genesis", "the run that was found is silent; waiting for founders"))
             self.start(self._put_off)
             self._put_off = None
 
@@ -230,20 +227,20 @@ class Genesis:
 
         Somebody may have resumed the run alone, have taught us, and be gone again.
         """
-        position, taught = self._held(), self._node.joining.taught
+        position, followed = self._held(), self._joining.view
         if position != self._position:
             self._position = position
-            self._since = (*taught.ancestors, taught.lineage) if taught is not None else ()
+            self._since = (*followed.ancestors, followed.lineage) if followed is not None else ()
 
     def _held(self) -> tuple[int, bytes]:
-        return self._node.follower.round, self._node.follower.chain
+        return self._own.round, self._own.chain
 
     def _learnt_in(self, wanted: Cradle) -> tuple[bytes, ...]:
         known = {*wanted.ancestors, wanted.lineage}
         return tuple(lineage for lineage in self._since if lineage not in known)
 
     def _enough(self, wanted: Cradle, present: list[bytes]) -> bool:
-        if self._node.me.peer not in present:
+        if self._here.me.peer not in present:
             return False  # not named ourselves: join those who are
         if wanted.voters:
             return 2 * len(present) > len(wanted.voters)
@@ -251,9 +248,8 @@ class Genesis:
 
     # ------------------------------------------------------------ founding
 
-    def _found(self, wanted: Cradle, present: list[bytes]) -> None:
-        """Enter the cradle; the election that follows makes the first view."""
-        node = self._node
+    def _found(self, wanted: Cradle, present: list[bytes]) -> View:
+        """Return the bootstrap view of these; the election in it makes the first view."""
         voters = sorted(wanted.voters or present)
         members = tuple(
             self.hails[peer].member if peer in present else Member(peer, 0) for peer in voters
@@ -273,9 +269,9 @@ class Genesis:
             rules=wanted.rules,
         )
         text = f"{len(present)} of {len(voters)} founders are here; electing the first view"
-        node.emit(Note("genesis", text))
+        self._here.emit(Note("genesis", text))
         self._next_s = 0.0
-        node.enter_bootstrap_view(bootstrap_view)
+        return bootstrap_view
 
 
 def _mark(bootstrap_view: Cradle) -> bytes:

@@ -87,6 +87,13 @@ class Coordinator:
         self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
         self._quorum_lost_noted = False
 
+    def take_over(self, before: Coordinator) -> None:
+        """Go on with what this peer knew as the coordinator of the view before."""
+        peers = self.view.peers
+        self.admission.take_over(before.admission)
+        self.eligibility.flaky_peers.take_over(before.eligibility.flaky_peers, peers)
+        self.barrier.take_over(before.barrier, peers)
+
     # ------------------------------------------------------------ facts
 
     @property
@@ -423,5 +430,5 @@ class Coordinator:
         return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
 
     def propose(self, proposal: View, now_s: float) -> None:
-        place, ballot = (self.view, self.me), Ballot(0, self.me)
-        self.proposer = Proposer(*place, ballot, self.timing, self._emit, now_s, proposal)
+        ballot = Ballot(0, self.me)
+        self.proposer = Proposer(self.view, ballot, self.timing, self._emit, now_s, proposal)

@@ -22,19 +22,35 @@ from dataclasses import dataclass
 from atoll.peer.membership.bans import BanBook
 from atoll.peer.membership.events import (
     Abort,
+    Applied,
     Apply,
+    Configured,
     Effect,
     Fetch,
+    FinalChunks,
     ListFinal,
     Note,
     Reduce,
+    ReduceFailed,
+    Restored,
     Submitted,
     TellTrainer,
 )
-from atoll.peer.membership.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
+from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_MAX
+from atoll.peer.membership.messages import (
+    AskFinals,
+    Begin,
+    Finals,
+    Miss,
+    Notice,
+    Ready,
+    Repair,
+    Report,
+    Run,
+)
 from atoll.peer.membership.missed_rounds import MissedRounds
 from atoll.peer.membership.probation import Served, Terms
-from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain
+from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
 
 
@@ -65,7 +81,9 @@ class MemberState:
         self.digest = b""
         self.digest_round = -1
         self.epoch = 1
-        self.fragments = 1
+        self.spec = ""  # the run specification of our state, shown when a JOIN differs ...
+        self.fragments = 1  # ... and what it asks for
+        self.rounds_in_flight = 1
         self.terms: Terms | None = None  # of who counts; None until the specification is known
         self.served = Served()
         self.bans = BanBook(me.peer)
@@ -82,6 +100,32 @@ class MemberState:
         self.closed: set[int] = set()  # rounds whose attempt at hand is over
         self._unusable: set[int] = set()  # ... to which our contribution cannot be used
         self._last_of: dict[int, int] = {}  # fragment -> its last committed round
+
+    # ------------------------------------------------------------ the state
+
+    def on_restored(self, event: Restored) -> None:
+        """Begin with the state of a checkpoint."""
+        self.round, self.chain = event.round, event.chain
+        self.digest, self.digest_round = event.digest, event.round
+
+    def on_configured(self, event: Configured) -> None:
+        self.spec, self.terms = event.spec, event.terms
+        self.fragments, self.rounds_in_flight = event.fragments, event.rounds_in_flight
+
+    def on_applied(self, event: Applied) -> None:
+        self.digest, self.digest_round = event.digest, event.round
+
+    def on_resync(self) -> bool:
+        """Doubt our bytes; return whether to download those of the others.
+
+        Not while we are READY, which must not be taken back; the next round's digest asks again.
+        (Nobody is READY for a round after the next.)
+        """
+        if not self.is_replica or self.round + 1 in self.held:
+            return False
+        self.suspect = True
+        self.fell_behind("this peer's state is not that of most others, downloading theirs")
+        return True
 
     # ------------------------------------------------------------ the trainer
 
@@ -228,6 +272,28 @@ class MemberState:
         run = Run(round_number, attempt, begin.fragment, root)
         self.held[round_number] = Held(run, begin)
         return self.ready() if round_number == self.round + 1 else None
+
+    def on_reduce_failed(self, event: ReduceFailed) -> Miss | None:
+        """Return what to tell the coordinator of broken edges; None if the attempt is over."""
+        begin = self.begins.get(event.round)
+        if begin is None or begin.attempt != event.attempt:
+            return None
+        if not event.peers:
+            self.unusable(event.round, event.why)
+        names = ", ".join(short(peer) for peer in event.peers)
+        what = f"the exchange with {names} fails" if names else "this peer cannot take part"
+        self._emit(Note("miss", f"round {event.round}: {what}: {event.why}"))
+        missing = event.peers or (self.me,)
+        return Miss(begin.lineage, begin.view, event.round, event.attempt, missing)
+
+    def on_final_chunks(self, event: FinalChunks) -> Finals | None:
+        """Return what to tell the coordinator of what is left of an attempt that is over."""
+        begin = self.begins.get(event.round)
+        if begin is None or begin.attempt != event.attempt:
+            return None
+        digests = event.digests[: DIGEST_BYTES * KEPT_MAX]
+        tag = (begin.lineage, begin.view, event.round, event.attempt)
+        return Finals(*tag, digests, event.missing)
 
     def ready(self) -> Ready | None:
         """Return the READY that we can say about the next round, or None."""

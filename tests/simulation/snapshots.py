@@ -14,7 +14,6 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership import view, votes
 from atoll.peer.membership.node import Node
-from atoll.peer.membership.orders import Orders
 from atoll.peer.rounds import entries
 
 __all__ = ["clone", "machine_mark", "teach_copy"]
@@ -22,13 +21,7 @@ __all__ = ["clone", "machine_mark", "teach_copy"]
 
 def clone(node: Node) -> Node:
     """A copy that changes apart from its original; what is frozen is shared."""
-    tables = (node._handlers, node._messages)
-    rebuilt: dict[int, object] = {id(table): {} for table in tables}
-    twin = copy.deepcopy(node, rebuilt)
-    twin._orders = Orders(twin)
-    twin._handlers = twin._event_handlers()
-    twin._messages = twin._message_handlers()
-    return twin
+    return copy.deepcopy(node)
 
 
 def teach_copy() -> None:
@@ -91,5 +84,5 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
         for item in fields(thing):
             yield item.name, getattr(thing, item.name)
     for key, value in getattr(thing, "__dict__", {}).items():
-        if key not in ("_handlers", "_messages", "handlers", "now_s", "_due_s", "timing"):
+        if key not in ("now_s", "_due_s", "timing"):
             yield key, value

@@ -50,8 +50,8 @@ def test_joining_a_run_that_trains_loads_its_state_and_contributes() -> None:
 def test_joiner_of_another_specification_is_refused_by_name() -> None:
     cluster = Cluster("ab")
     cluster.found("a")
-    cluster.host("a").node.spec = "H=500"
-    cluster.host("b").node.spec = "H=400"
+    cluster.host("a").node.follower.spec = "H=500"
+    cluster.host("b").node.follower.spec = "H=400"
     cluster.link("a", "b")
     cluster.run(2.0)
     assert "refused" in cluster.host("b").notes

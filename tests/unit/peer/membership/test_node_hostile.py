@@ -12,7 +12,7 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.admission import DROPPED_MAX, LEARNERS_MAX
 from atoll.peer.membership.coordinator import OFFERS_MAX, Coordinator
-from atoll.peer.membership.lineages import STRANGERS_MAX
+from atoll.peer.membership.forks import STRANGERS_MAX
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
@@ -111,19 +111,19 @@ def test_a_rejoining_peer_of_another_specification_is_refused_with_both_values()
     cluster.isolate("c")
     cluster.until(lambda: cluster.in_one_view("ab"), limit_s=15.0)
     for name, spec in (("a", "{'sync_every': 500}"), ("b", "{'sync_every': 500}")):
-        cluster.host(name).node.spec = spec
-    cluster.host("c").node.spec = "{'sync_every': 400}"
+        cluster.host(name).node.follower.spec = spec
+    cluster.host("c").node.follower.spec = "{'sync_every': 400}"
     cluster.heal()
     cluster.until(lambda: "refused" in cluster.host("c").notes, limit_s=5.0)
     assert "yours {'sync_every': 400}, run {'sync_every': 500}" in cluster.tail(10_000)
     assert cluster.in_one_view("ab")
-    cluster.host("c").node.spec = "{'sync_every': 500}"
+    cluster.host("c").node.follower.spec = "{'sync_every': 500}"
     cluster.until_round("abc", limit_s=5.0)
 
 
 def test_join_refused_carries_the_stable_code() -> None:
     _, host, _ = formed()
-    host.node.spec = "run's"
+    host.node.follower.spec = "run's"
     join = ms.Join(Member(STRANGER, 1, address="s:1"), spec="mine")
     sent = [e.message for e in hear(host, STRANGER, join) if isinstance(e, ev.Send)]
     what = "run specification differs: yours mine, run run's"
@@ -164,8 +164,8 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     assert set(lead.roster.heartbeats) <= set(view.peers)
     assert host.node.refused <= set(view.peers)
     assert not host.node.bootstrap.hails
-    assert len(host.node.lineages._met) <= STRANGERS_MAX
-    assert len(host.node.lineages._strangers) <= STRANGERS_MAX
+    assert len(host.node.forks._met) <= STRANGERS_MAX
+    assert len(host.node.forks._strangers) <= STRANGERS_MAX
 
 
 def test_dropped_joiners_are_remembered_for_a_while_and_not_all() -> None:
@@ -174,14 +174,14 @@ def test_dropped_joiners_are_remembered_for_a_while_and_not_all() -> None:
     for wave in range(0, 2 * DROPPED_MAX, LEARNERS_MAX):
         for n in range(wave, wave + LEARNERS_MAX):
             admission.on_join(Member(some_id(n), 1), 100.0)
-        admission.teach(102.0)  # nobody was heard since
+        admission.announce(102.0)  # nobody was heard since
     assert not admission.learners
     assert len(admission._not_before_s) == DROPPED_MAX
     admission.on_join(Member(some_id(n), 1), 102.1)  # the latest are held to their pause
     assert not admission.learners
     admission.on_join(Member(some_id(0), 1), 102.1)
     assert len(admission.learners) == 1
-    admission.teach(300.0)
+    admission.announce(300.0)
     assert len(admission._not_before_s) == 1
     assert len(admission._stalls) <= 1
 
