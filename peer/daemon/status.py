@@ -10,9 +10,10 @@ from atoll.collectives.units import count, duration, listed, rate, size
 from atoll.peer.audit.admission_chain import describe_bans
 from atoll.peer.authority.standing import describe
 from atoll.peer.links.link_table import LOSS_SHOWN
-from atoll.peer.membership.eligibility import trainers_needed
+from atoll.peer.membership.messages import NO_TERMS
+from atoll.peer.membership.participation import trainers_needed
 from atoll.peer.membership.phase import Phase
-from atoll.peer.membership.probation import NO_TERMS, rounds_left
+from atoll.peer.membership.probation import rounds_left
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
 
 if TYPE_CHECKING:

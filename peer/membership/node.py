@@ -28,14 +28,16 @@ from typing import Any
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.coordinator import Coordinator
 from atoll.peer.membership.election import Election
-from atoll.peer.membership.eligibility import too_few_trainers, wrong_weights
 from atoll.peer.membership.forks import Forks
 from atoll.peer.membership.heartbeats import Heartbeats
 from atoll.peer.membership.joining import Joining
+from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.participation import too_few_trainers, wrong_weights
 from atoll.peer.membership.phase import Phase, Trigger, next_phase
 from atoll.peer.membership.signing import Signatures, Signer
 from atoll.peer.membership.situation import Situation
@@ -456,7 +458,7 @@ class Node:
         if self.coordinator is not None:
             self.coordinator.admission.successor = event.peer
 
-    def _on_advised(self, event: ev.Advised) -> None:
+    def _on_advised(self, event: Advised) -> None:
         if self.coordinator is not None:
             self.coordinator.advice = event
 
@@ -712,13 +714,13 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Probed: Node._on_probed,
     # what people ask for
     ev.Found: Node._on_found,
-    ev.Cradle: lambda node, event: node.bootstrap.start(event),
+    ms.Cradle: lambda node, event: node.bootstrap.start(event),
     ev.Incarnated: Node._on_incarnated,
     ev.LeaveAsked: lambda node, event: node._on_leave_asked(),
     ev.HandOver: Node._on_hand_over,
     ev.TrainersAsked: lambda node, event: node.heartbeats.ask_trainers(event.min_trainers),
-    ev.Advised: Node._on_advised,
-    ev.BansBelieved: lambda node, event: node.follower.bans.set(event.bans),
+    Advised: Node._on_advised,
+    BansBelieved: lambda node, event: node.follower.bans.set(event.bans),
     # the trainer
     ev.Attached: Node._on_attached,
     ev.Detached: lambda node, event: node._on_detached(),

@@ -18,41 +18,14 @@ restarted waits for them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
 
-from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
-from atoll.optim.spec import PROBATION_MAX, RunSpec
-from atoll.peer.membership.view import ABSENT_MAX, MEMBERS_MAX, Absent, Newcomer, View, short
-from atoll.peer.net.wire import Within, message
+from atoll.optim.spec import RunSpec
+from atoll.peer.membership.messages import Begin, Terms
+from atoll.peer.membership.view import ABSENT_MAX, Absent, Newcomer, View, short
 from atoll.peer.rounds.entries import STEP
 
-if TYPE_CHECKING:
-    from atoll.peer.membership.messages import Begin
-
-
-@message(wire="Terms")
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Hold what the run's specification says of who counts in a round.
-
-    ``least`` is how many have to count; ``rule`` is the robust rule that needs them.
-    """
-
-    probation: Annotated[int, Within(0, PROBATION_MAX)] = 0
-    least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
-    rule: Annotated[str, Within(0, RULE_CHARACTERS_MAX)] = ""
-    audited: bool = False  # nobody's result is believed before most participants have the same
-    min_trainers: Annotated[int, Within(1, MEMBERS_MAX)] = 1  # unless the view has a number itself
-    asynchronous: bool = False  # a round is of those who have submitted, whoever else computes
-
-    def __post_init__(self) -> None:
-        if not self.rule.isprintable():
-            raise ValueError("the name of a rule is printable")
-
-
 FIRST_STATE = 1  # the round of INIT, before which there is nothing, and in which nothing is trained
-NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
 
 
 def terms_of(spec: RunSpec) -> Terms:

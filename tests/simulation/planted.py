@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:\n            self._without",
         test="simulation/test_directed.py::test_a_coordinator_without_a_quorum_begins_nothing",
     ),
-    Mutant("weights forgotten", "eligibility", "tuple(known[peer] for", "tuple(1.0 for"),
+    Mutant("weights forgotten", "participation", "tuple(known[peer] for", "tuple(1.0 for"),
     Mutant(
         "attempt numbers stay",
         "coordinator",
@@ -196,13 +196,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "digests are not compared",
-        "comparison",
+        "coordinator",
         "digests = roster.digests(own.round)",
         "digests: dict[bytes, bytes] = {}",
     ),
     Mutant(
         "kept chunks of any origin",
-        "attempt_cleanup",
+        "attempt",
         "origin = before.get(chunk, 0)",
         "origin = 0",
         test=UNIT + "attempt_cleanup.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
@@ -261,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         test="simulation/test_directed.py::test_a_witness_that_leads_does_not_wait_for_ever",
     ),
-    Mutant("newcomers weigh", "eligibility", "0.0 if peer in self._newcomers else 1.0", "1.0"),
+    Mutant("newcomers weigh", "participation", "0.0 if peer in self._newcomers else 1.0", "1.0"),
     Mutant("joiners count at once", "probation", "0 if founds or is_back else probation", "0"),
     Mutant(
         "who counts is forgotten",
@@ -272,20 +272,20 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "min_trainers is ignored after a death",
-        "eligibility",
+        "participation",
         "if kind != INIT and not self.has_trainers(number, here, alive):",
         "if False:",
     ),
     Mutant(
         "rounds of too few trainers begin",
-        "eligibility",
+        "participation",
         "if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):",
         "if False:",
         test=UNIT + "trainers.py::test_a_hung_trainer_is_waited_for_by_name",
     ),
     Mutant(
         "rounds of too few trainers are believed",
-        "eligibility",
+        "participation",
         "if here < count else",
         "if False else",
         test=UNIT + "trainers.py::test_a_member_takes_no_part_in_a_round_of_too_few",
@@ -348,7 +348,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "left out in silence",
-        "missed_rounds",
+        "member",
         "            self._untold = begin.round\n",
         "            self._untold = 0\n",
         test=UNIT + "calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",

@@ -9,10 +9,9 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
 
-from atoll.peer.membership import effects as ef
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership import view, votes
+from atoll.peer.membership import view
 from atoll.peer.membership.node import Node
 from atoll.peer.rounds import entries
 
@@ -26,7 +25,7 @@ def clone(node: Node) -> Node:
 
 def teach_copy() -> None:
     """Frozen messages, events and views need no copies."""
-    for module in (ms, ev, ef, view, votes, entries):
+    for module in (ms, ev, view, entries):
         for kind in vars(module).values():
             if isinstance(kind, type) and is_dataclass(kind):
                 copy._deepcopy_dispatch[kind] = _same  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from harness.newcomers import come, held, members, new, running, weights_of_roun
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.messages import Terms
 
 K = 4
 A, B = peer_id("a"), peer_id("b")

@@ -8,10 +8,16 @@ from harness.newcomers import running, weights_of_rounds
 
 from atoll.collectives.audit.bounds import AUDITED_PEERS_MAX
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.eligibility import NEW_SEATS, Eligibility
-from atoll.peer.membership.flaky_peers import PAUSE_MAX_S, PAUSE_MIN_S, SPOILS_MAX, FlakyPeers
 from atoll.peer.membership.member import MemberState
-from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.messages import Terms
+from atoll.peer.membership.participation import (
+    NEW_SEATS,
+    PAUSE_MAX_S,
+    PAUSE_MIN_S,
+    SPOILS_MAX,
+    Eligibility,
+    FlakyPeers,
+)
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Member, Newcomer, View

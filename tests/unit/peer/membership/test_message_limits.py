@@ -17,9 +17,9 @@ from atoll.optim.manifest import ELEMENTS_MAX
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import BARRIER, pack_objects
-from atoll.peer.membership.probation import Terms
 from atoll.peer.membership.view import (
     ON_FORK,
     ON_LOST,

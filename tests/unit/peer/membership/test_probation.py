@@ -10,9 +10,10 @@ from harness.newcomers import come, members, new, running, view_of, weights_of_r
 
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.attempt import vertex_cover
-from atoll.peer.membership.eligibility import wrong_weights
 from atoll.peer.membership.layout import Advised, Layout
-from atoll.peer.membership.probation import Served, Terms, rounds_left, settled, wrong_settling
+from atoll.peer.membership.messages import Terms
+from atoll.peer.membership.participation import wrong_weights
+from atoll.peer.membership.probation import Served, rounds_left, settled, wrong_settling
 from atoll.peer.membership.view import ABSENT_MAX, Absent, Member, Newcomer, View
 
 K = 4
