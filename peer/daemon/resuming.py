@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.collectives.units import duration
-from atoll.peer.membership.messages import BootstrapHello, Cradle, Redirect
+from atoll.peer.membership.messages import BootstrapConfig, BootstrapHello, Redirect
 from atoll.peer.membership.view import Member, View, is_quorum, short
 from atoll.peer.net.connections import ConnectionManager
 
@@ -50,7 +50,7 @@ class Inquiry:
 
     def __init__(self, host: ConnectionManager, me: Member, contacts: Iterable[str]) -> None:
         self._host = host
-        self._hail = BootstrapHello(me, Cradle())
+        self._hail = BootstrapHello(me, BootstrapConfig())
         self._dialled = {me.address, ""}  # never ourselves
         self._contacts = set(contacts)
         self._slots = asyncio.Semaphore(DIALS_MAX)

@@ -106,7 +106,7 @@ def _learners(daemon: Daemon) -> list[dict[str, Any]]:
             "round": learner.beat.round if learner.beat else 0,
             "synced": learner.beat is not None and not learner.beat.unsynced,
         }
-        for peer, learner in (lead.admission.learners.items() if lead else ())
+        for peer, learner in (lead.admission.joiners.items() if lead else ())
     ]
 
 
@@ -149,7 +149,7 @@ def _member(daemon: Daemon, view: View, member: Member) -> dict[str, Any]:
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
         "rtt_ms": round(1000 * daemon.host.srtt_s(member.peer), 1),
     }
-    left = rounds_left(view, node.follower.served)
+    left = rounds_left(view, node.follower.completed)
     if member.peer in left:
         entry["probation"] = left[member.peer]
     if not me:

@@ -23,8 +23,8 @@ is one of this view, and those who have promised are a quorum of this view: more
 more than half of any part of it that contains them, or half with its first voter, which then stays
 the first. So the promisers alone are a quorum of the next view, and all that it needs to commit; a
 voter that has not promised says READY in this view for nothing, since no quorum can follow, and
-enters the next one when it hears of it, as after a planned change. In a *cradle* the others may
-have no incarnation yet, a fork takes the vote of each of its members, and a voter that has not
+enters the next one when it hears of it, as after a planned change. In a *bootstrap view* the others
+may have no incarnation yet, a fork takes the vote of each of its members, and a voter that has not
 promised may hold what a rollback gives up, so that it would be ahead of the next view: all three
 are of promisers only.
 
@@ -147,7 +147,7 @@ class Electorate:
         """Return a bootstrap view with the incarnations that its voters have by now."""
         return bootstrap_view
 
-    def settled(self, following: View) -> View:
+    def graduated(self, following: View) -> View:
         """Return the next view with who of it is on probation."""
         return following
 
@@ -265,7 +265,7 @@ class Proposer:
             newcomers=(),
             absent=(),
         )
-        proposal = self._electorate.settled(proposal)
+        proposal = self._electorate.graduated(proposal)
         if self.view.number == 0:
             return founded(proposal)
         return forked(proposal, self.ballot) if fork else proposal

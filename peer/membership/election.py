@@ -1,13 +1,13 @@
-"""Elect the next view: when to stand, whom to vote for, and how a decision reaches this peer.
+"""Elect the next view: when to campaign, whom to vote for, how a decision reaches this peer.
 
-Theory. A member stands when its coordinator is lost: silent for the failure time, or its address,
-which accepted us before, refuses the connection. Members stand in rank order, a stagger apart, so
-that one candidate usually suffices. The *pre-vote* rule protects a coordinator that works from a
-candidate that cannot hear it: a voter that heard the coordinator within half the failure time
-ignores PREPARE, but probes the coordinator, so that a real death is seen at the next repetition.
-A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen by such an
-attempt, it outbids the candidate, which frees them with the next view. A process that was stopped
-itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
+Theory. A member campaigns when its coordinator is lost: silent for the failure time, or its
+address, which accepted us before, refuses the connection. Members do so in rank order, a stagger
+apart, so that one candidate usually suffices. The *pre-vote* rule protects a coordinator that works
+from a candidate that cannot hear it: a voter that heard the coordinator within half the failure
+time ignores PREPARE, but probes the coordinator, so that a real death is seen at the next
+repetition. A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen
+by such an attempt, it outbids the candidate, which frees them with the next view. A process that
+was stopped itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
 
 An election throws nobody out that lives. Voters that answer late stay in the next view, and so does
 the lost coordinator: who is really gone is voted out from there, as lazily as always. Left out are
@@ -20,8 +20,9 @@ as dead from the start, so that no round waits for it.
 
 Without a quorum a candidate waits, unless the policy in force lets whoever is left go on: then
 after the fork wait, or at once when the address of everybody missing refuses the connection, the
-promisers alone decide a flagged view in a lineage of its own. A *cradle* is the imaginary view
-before the first: its voters are those who found or resume a run together, and nobody coordinates.
+promisers alone decide a flagged view in a lineage of its own. A *bootstrap view* is the imaginary
+view before the first: its voters are those who found or resume a run together, and nobody
+coordinates.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from atoll.peer.membership.events import Note
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import Accept, Accepted, Prepare, Promise, Proof, Report
 from atoll.peer.membership.phase import Trigger
-from atoll.peer.membership.probation import settled, wrong_settling
+from atoll.peer.membership.probation import graduated, wrong_graduation
 from atoll.peer.membership.signing import Signatures
 from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import Ballot, View, changes_rules, is_quorum, short, successors
@@ -68,7 +69,7 @@ class Election(Electorate):
         self.candidate: Proposer | None = None
         self.heard_coordinator_s = here.now_s
         self.lost_since_s: float | None = here.now_s if bootstrap is not None else None
-        self._without_since_s: float | None = None  # no coordinator, whoever stands or has yielded
+        self._without_since_s: float | None = None  # no coordinator, whoever campaigns or yields
         self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
         self._answered_s: dict[bytes, float] = {}
         self.outlived: set[bytes] = set()  # voters of which a newer incarnation has called
@@ -184,7 +185,7 @@ class Election(Electorate):
         if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
             return  # we have caught up since; a fork binds nobody, so another ballot finds better
         wrong = forgets(self.view, first) or changes_rules(self.view, first)
-        wrong = wrong or wrong_settling(self.view, first, own.served, own.terms)
+        wrong = wrong or wrong_graduation(self.view, first, own.completed, own.terms)
         if wrong:
             self._refuse(accept, wrong, "rejected")
             return
@@ -209,7 +210,7 @@ class Election(Electorate):
             return None
         return self.acceptor.on_accepted(source, vote)
 
-    # ------------------------------------------------------------ standing
+    # ------------------------------------------------------------ campaigning
 
     def step(self) -> Trigger | None:
         """Watch the coordinator as a member, press on with the ballot as a candidate."""
@@ -310,9 +311,9 @@ class Election(Electorate):
         """Return a bootstrap view with the incarnations that its voters have called from last."""
         return self._bootstrap.renewed(bootstrap_view) if self._bootstrap else bootstrap_view
 
-    def settled(self, following: View) -> View:
+    def graduated(self, following: View) -> View:
         """Return the next view with who of it is on probation, as far as this peer knows."""
-        return settled(self.view, following, self._own.served, self._own.terms)
+        return graduated(self.view, following, self._own.completed, self._own.terms)
 
     def _gone(self) -> set[bytes]:
         """Return the voters whose promise is not waited for.

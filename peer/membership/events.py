@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.layout import Advised
-from atoll.peer.membership.messages import NO_TERMS, Begin, Cradle, Operation, Terms
+from atoll.peer.membership.messages import NO_TERMS, Begin, BootstrapConfig, Operation, Terms
 from atoll.peer.membership.view import DEFAULT_RULES, Member, Rules, View
 
 # ---------------------------------------------------------------- events
@@ -237,7 +237,7 @@ Event = (
     | Attached
     | BansBelieved
     | Detached
-    | Cradle
+    | BootstrapConfig
     | Restored
     | Configured
     | HandOver

@@ -72,7 +72,7 @@ class Forks:
             return
         ancestors = view.ancestors[-ANCESTORS_MAX:]
         meet = Meet(view.lineage, self._reached(view), here.me, ancestors)
-        for peer in sorted(here.linked.difference(view.peers, lead.admission.learners)):
+        for peer in sorted(here.linked.difference(view.peers, lead.admission.joiners)):
             here.emit(Send(peer, meet))
 
     def _reached(self, view: View) -> int:

@@ -49,7 +49,7 @@ from atoll.peer.membership.messages import (
     Run,
     Terms,
 )
-from atoll.peer.membership.probation import Served
+from atoll.peer.membership.probation import CompletedRounds
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
 
@@ -85,7 +85,7 @@ class MemberState:
         self.fragments = 1  # ... and what it asks for
         self.rounds_in_flight = 1
         self.terms: Terms | None = None  # of who counts; None until the specification is known
-        self.served = Served()
+        self.completed = CompletedRounds()
         self.bans = BanBook(me.peer)
         self.unsynced = False
         self.suspect = False  # our bytes differ from the others' although the chain agrees
@@ -136,7 +136,7 @@ class MemberState:
         """
         fragment = submission.fragment
         running = self._running(fragment)
-        missed = self._missed.owed(submission)
+        missed = self._missed.pending(submission)
         if submission.epoch != self.epoch:
             self._tell("reload", self.round, fragment)
         elif missed:
@@ -177,7 +177,7 @@ class MemberState:
             self._tell(kind, begin.round, begin.fragment, text=why)
 
     def _leave_out(self, begin: Begin) -> None:
-        kind, why = self._missed.verdict(begin, self.submissions.get(begin.fragment))
+        kind, why = self._missed.resolve(begin, self.submissions.get(begin.fragment))
         if kind:
             del self.submissions[begin.fragment]
             if why:
@@ -393,7 +393,7 @@ class MemberState:
         self.round, self.chain = run.round, chain
         self._last_of[run.fragment] = run.round
         self.offer = b""
-        self.served.count(begin)
+        self.completed.count(begin)
         if begin is None or not self.is_replica:
             return
         self._emit(Apply(begin, chain, run.root))
@@ -454,7 +454,7 @@ class MemberState:
         path = self._path_to(*base) if not self.unsynced else None
         for held in path or ():
             self._apply(held)
-        self.served = Served(view)
+        self.completed = CompletedRounds(view)
         self.drop_attempts()
         if not self.chain and self.round == 0:
             self.chain = genesis_chain(view.lineage)
@@ -526,18 +526,18 @@ class MissedRounds:
     def told(self, round_number: int) -> None:
         self._told = round_number
 
-    def owed(self, submission: Submitted) -> int:
+    def pending(self, submission: Submitted) -> int:
         """Return the round that this submission comes too late for, 0 for none.
 
         A step is for the next round, whichever that is.
         """
-        owed, self._untold = self._untold, 0
-        if not owed or submission.operation is None:
+        pending, self._untold = self._untold, 0
+        if not pending or submission.operation is None:
             return 0
-        self._told = owed
-        return owed
+        self._told = pending
+        return pending
 
-    def verdict(self, begin: Begin, waiting: Submitted | None) -> tuple[str, str]:
+    def resolve(self, begin: Begin, waiting: Submitted | None) -> tuple[str, str]:
         """Return what to tell the trainer, and why; "" for nothing.
 
         ``waiting`` is over if it is told.

@@ -64,10 +64,10 @@ __all__ = [
     "AskFinals",
     "AskTrainers",
     "Begin",
+    "BootstrapConfig",
     "BootstrapHello",
     "Commit",
     "CoordinatorBeat",
-    "Cradle",
     "Finals",
     "Heartbeat",
     "InView",
@@ -261,7 +261,7 @@ NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
 @message(wire="Heartbeat")
 @dataclass(frozen=True, slots=True)
 class Heartbeat(InView):
-    """Tell the coordinator that a member (or learner) lives, and what waits there.
+    """Tell the coordinator that a member (or joiner) lives, and what waits there.
 
     It serves liveness, the barrier, and the repair of lost messages.
     """
@@ -496,9 +496,9 @@ class JoinRefused:
 @message(wire="Learn")
 @dataclass(frozen=True, slots=True)
 class SyncTarget(InView):
-    """Tell a learner, as coordinator, the last commit and who has the state.
+    """Tell a joiner, as coordinator, the last commit and who has the state.
 
-    That is the view (its donors) if the learner lacks it, and archives, which are donors too.
+    That is the view (its donors) if the joiner lacks it, and archives, which are donors too.
     """
 
     round: Rounds
@@ -528,7 +528,7 @@ class Yield(InView):
 
 @message(wire="Cradle")
 @dataclass(frozen=True, slots=True)
-class Cradle:
+class BootstrapConfig:
     """Name those whom founders wait for.
 
     They are all ``founders`` (addresses), where a run begins; or a majority of ``voters``, the
@@ -548,12 +548,12 @@ class Cradle:
 class BootstrapHello:
     """Call others, to found or resume a run with them.
 
-    It says who waits for them, what it holds, and the lineages after the cradle's in which it has
-    learnt that.
+    It says who waits for them, what it holds, and the lineages since in which it
+    has got that.
     """
 
     member: Member
-    cradle: Cradle  # what it is called on the wire
+    cradle: BootstrapConfig  # what it is called on the wire
     round: Rounds = 0
     chain: Digest = b""
     since: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()

@@ -714,7 +714,7 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Probed: Node._on_probed,
     # what people ask for
     ev.Found: Node._on_found,
-    ms.Cradle: lambda node, event: node.bootstrap.start(event),
+    ms.BootstrapConfig: lambda node, event: node.bootstrap.start(event),
     ev.Incarnated: Node._on_incarnated,
     ev.LeaveAsked: lambda node, event: node._on_leave_asked(),
     ev.HandOver: Node._on_hand_over,

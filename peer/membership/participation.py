@@ -156,7 +156,7 @@ class Barrier:
 # ---------------------------------------------------------------- with what weights
 
 # Of an audited round of which there are too many: newcomers serve, but take nobody's place for it.
-NEW_SEATS = AUDITED_PEERS_MAX // 4
+NEWCOMERS_MAX = AUDITED_PEERS_MAX // 4
 NAMES_MAX = 8  # in a line about who is there
 
 
@@ -319,7 +319,7 @@ class Eligibility:
             self._noted = why
             self._emit(Note("held", why))
 
-    def seats(
+    def select_participants(
         self, number: int, kind: str, chosen: tuple[bytes, ...], now_s: float
     ) -> tuple[bytes, ...]:
         """Return those of ``chosen`` who take part in round ``number``."""
@@ -333,7 +333,7 @@ class Eligibility:
             return chosen
         new = [peer for peer in chosen if peer in self._newcomers]
         old = [peer for peer in chosen if peer not in self._newcomers]
-        spare = min(NEW_SEATS, AUDITED_PEERS_MAX - self.terms.least)
+        spare = min(NEWCOMERS_MAX, AUDITED_PEERS_MAX - self.terms.least)
         for_new = min(len(new), max(spare, AUDITED_PEERS_MAX - len(old)))
         turn = number // self._own.fragments  # so that all serve for each fragment
         of_old = _in_turn(old, AUDITED_PEERS_MAX - for_new, turn)
@@ -397,14 +397,14 @@ def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:
 
 # ---------------------------------------------------------------- without whom
 
-SPOILS_MAX = 3  # rounds in a row: one or two may be bad luck
+FAILURES_MAX = 3  # rounds in a row: one or two may be bad luck
 PAUSE_MIN_S = 30.0  # some of the time limits that it costs, ...
 PAUSE_MAX_S = 600.0  # ... and so long that these cost a few per cent; twice as long each time
 
 
 @dataclass(slots=True)
 class _Record:
-    round: int  # the last that it has spoilt
+    round: int  # the last that it has failed in
     count: int = 0
     pause_s: float = 0.0
     until_s: float = 0.0
@@ -434,7 +434,7 @@ class FlakyPeers:
             if record.round == round_number:
                 continue
             record.round, record.count = round_number, record.count + 1
-            if record.count < SPOILS_MAX:
+            if record.count < FAILURES_MAX:
                 continue
             record.pause_s = min(PAUSE_MAX_S, 2 * record.pause_s or PAUSE_MIN_S)
             record.until_s = now_s + record.pause_s
@@ -443,8 +443,8 @@ class FlakyPeers:
             )
             self._emit(Note("spoils", f"{text} in a row had to be begun again without it", peer))
 
-    def served(self, participants: Collection[bytes]) -> None:
-        """Forget what these have spoilt: a round of theirs was committed."""
+    def completed(self, participants: Collection[bytes]) -> None:
+        """Forget what these have failed in: a round of theirs was committed."""
         for peer in participants:
             self._records.pop(peer, None)
 

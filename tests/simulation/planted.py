@@ -328,8 +328,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "later rounds stay open",
         "coordinator",
-        "{*self.attempts, *self.closings} if n >= number)",
-        "{*self.attempts, *self.closings} if n == number)",
+        "{*self.attempts, *self.cleanups} if n >= number)",
+        "{*self.attempts, *self.cleanups} if n == number)",
         test=UNIT + "eligibility.py::test_rounds_after_one_that_is_held_do_not_stay_open",
     ),
     Mutant(

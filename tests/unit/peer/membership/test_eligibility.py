@@ -84,7 +84,7 @@ def test_rounds_after_one_that_is_held_do_not_stay_open() -> None:
     cluster.host("c").inner_s = 2.0
     unusable = ev.ReduceFailed(first, begin.attempt, (), "cannot be read")
     cluster.give("c", unusable)
-    cluster.until(lambda: first not in {*lead.attempts, *lead.closings})
+    cluster.until(lambda: first not in {*lead.attempts, *lead.cleanups})
     come(cluster, "d")
     cluster.until_round("abcd", limit_s=10.0)
 

@@ -203,7 +203,7 @@ def example(cls: type) -> Any:
         return EntryOrigin((member.peer,), (1.0,))
     if cls is ms.Meet:
         return ms.Meet(LINEAGE, 1, member)
-    known |= {ms.Meet: ms.Meet(LINEAGE, 1, member), ms.Cradle: ms.Cradle()}
+    known |= {ms.Meet: ms.Meet(LINEAGE, 1, member), ms.BootstrapConfig: ms.BootstrapConfig()}
 
     def value(hint: Any) -> Any:
         inner = get_args(hint)[0] if bounds_of(hint) else hint

@@ -10,7 +10,7 @@ from harness.cluster import LINEAGE, Cluster, Host, peer_id
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.admission import DROPPED_MAX, LEARNERS_MAX
+from atoll.peer.membership.admission import DROPPED_MAX, JOINERS_MAX
 from atoll.peer.membership.coordinator import OFFERS_MAX, Coordinator
 from atoll.peer.membership.forks import STRANGERS_MAX
 from atoll.peer.membership.member import MemberState
@@ -149,7 +149,7 @@ def test_many_hostile_messages_leave_everything_small() -> None:
         hear(host, stranger, ms.Ready(*tag, begin.round, begin.attempt, stranger))
         hear(host, stranger, ms.Offer(*tag, b"blob"))
         hear(host, stranger, ms.Finals(*tag, begin.round, begin.attempt, stranger))
-        hear(host, stranger, ms.BootstrapHello(Member(stranger, 1), ms.Cradle()))
+        hear(host, stranger, ms.BootstrapHello(Member(stranger, 1), ms.BootstrapConfig()))
         hear(host, stranger, ms.Meet(stranger, 0, Member(stranger, 1)))
         hear(host, stranger, ms.Leave(*tag, 1))
         hear(host, stranger, ms.Join(Member(stranger, 1, address=f"h:{n}")))
@@ -160,10 +160,10 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     assert not any(attempt.misses.values())
     assert not lead.offers
     assert lead.admission.leaving <= set(view.peers)
-    assert len(lead.admission.learners) <= LEARNERS_MAX
+    assert len(lead.admission.joiners) <= JOINERS_MAX
     assert set(lead.roster.heartbeats) <= set(view.peers)
     assert host.node.refused <= set(view.peers)
-    assert not host.node.bootstrap.hails
+    assert not host.node.bootstrap.hellos
     assert len(host.node.forks._met) <= STRANGERS_MAX
     assert len(host.node.forks._strangers) <= STRANGERS_MAX
 
@@ -171,16 +171,16 @@ def test_many_hostile_messages_leave_everything_small() -> None:
 def test_dropped_joiners_are_remembered_for_a_while_and_not_all() -> None:
     _, host, _ = formed()
     admission = lead_of(host).admission
-    for wave in range(0, 2 * DROPPED_MAX, LEARNERS_MAX):
-        for n in range(wave, wave + LEARNERS_MAX):
+    for wave in range(0, 2 * DROPPED_MAX, JOINERS_MAX):
+        for n in range(wave, wave + JOINERS_MAX):
             admission.on_join(Member(some_id(n), 1), 100.0)
         admission.announce(102.0)  # nobody was heard since
-    assert not admission.learners
+    assert not admission.joiners
     assert len(admission._not_before_s) == DROPPED_MAX
     admission.on_join(Member(some_id(n), 1), 102.1)  # the latest are held to their pause
-    assert not admission.learners
+    assert not admission.joiners
     admission.on_join(Member(some_id(0), 1), 102.1)
-    assert len(admission.learners) == 1
+    assert len(admission.joiners) == 1
     admission.announce(300.0)
     assert len(admission._not_before_s) == 1
     assert len(admission._stalls) <= 1

@@ -171,7 +171,7 @@ def test_learner_that_dies_holds_the_boundary_no_longer_than_a_member() -> None:
 
 
 def test_stalled_learner_is_dropped_and_comes_back_after_growing_pauses() -> None:
-    cluster = Cluster("abc", Timing(learner_stall_s=5.0))
+    cluster = Cluster("abc", Timing(joiner_stall_s=5.0))
     cluster.form("abc")
     for name in "abc":
         cluster.host(name).inner_s = 0.5
