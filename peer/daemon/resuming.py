@@ -6,7 +6,7 @@ is part of anything (HAIL, with nobody to found a run with): who is in a view an
 (REDIRECT), who is in none does not, and neither changes anything there. The run lives if those who
 answer are a quorum of their newest view, or its policy lets whoever is left go on; then this peer
 joins it. Others without a quorum do not keep a person from resuming: they join what is resumed
-(peer/membership/lineages.py).
+(peer/membership/forks.py).
 """
 
 from __future__ import annotations

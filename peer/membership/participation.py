@@ -100,7 +100,7 @@ class Barrier:
         """Return who takes part in round ``number``; nobody yet if it has to wait.
 
         ``may_begin`` says whether it can be of those who have arrived, when no others are waited
-        for (eligibility.py).
+        for (:meth:`Eligibility.may_begin`).
         """
         if self._roster.unheard(present):
             return ()  # in a new view: who has arrived is in their first heartbeats

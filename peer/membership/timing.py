@@ -18,7 +18,7 @@ class Timing:
     failure_s: float = 1.2  # silence that makes a peer suspect: 4 heartbeats and 200 ms of network
     stall_s: float = 1.5  # a reduce without one byte of progress
     # How long a barrier waits for attached trainers that are late follows what rounds take
-    # (barrier.py): a hung trainer must not stop fast rounds, nor a short pause cost a round ...
+    # (participation.py): a hung one must not stop fast rounds, nor a short pause cost a round ...
     straggle_min_s: float = 3.0
     straggle_max_s: float = 30.0  # ... and so long where nothing is known, or late is an error
     gather_s: float = 0.05  # after a quorum of promises: wait for the rest, they may hold more
