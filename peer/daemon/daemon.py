@@ -184,8 +184,7 @@ class Daemon:
         address = (
             options.advertise if has_port else format_address(options.advertise.strip("[]"), port)
         )
-        me = self.node.me
-        self.node.me = Member(me.peer, me.inc, me.role, address)
+        self.node.advertise(address)
 
     async def _lives(self, inquiry: Inquiry) -> bool:
         """Return whether the run to be resumed lives.
@@ -264,7 +263,7 @@ class Daemon:
             return
         spec = self.executor.state.spec
         wire = str(spec.to_wire())
-        if wire != self.node.spec:
+        if wire != self.node.follower.spec:
             terms = terms_of(spec)
             if self.parts.checkpointer is not None:
                 self.spawn(self.parts.checkpointer.look_for_room(self.executor.state))

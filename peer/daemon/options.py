@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from atoll.collectives.errors import ConfigError
 from atoll.peer.membership.events import Found
-from atoll.peer.membership.messages import Cradle
+from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.view import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
 from atoll.peer.net.identity import RunRecord
 from atoll.peer.streams.congestion import AUTO
@@ -64,7 +64,7 @@ class DaemonOptions:
         return RunRecord(self.run, self.secret, known, self.authority, self.credential)
 
 
-def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:
+def first_event(options: DaemonOptions, address: str) -> Found | BootstrapConfig | None:
     """Decide how a daemon comes into a run: found it, wait for other founders, or join (None).
 
     Raises ConfigError if others are to know this peer, at ``address``, as a founder, and could not.
@@ -76,9 +76,9 @@ def first_event(options: DaemonOptions, address: str) -> Found | Cradle | None:
                 f"this peer's address is {address}, and --peers has {','.join(options.founders)}",
                 fix="give it with --advertise as it stands there; or `atoll join` them later",
             )
-        return Cradle(founders=options.founders, rules=options.rules)
+        return BootstrapConfig(founders=options.founders, rules=options.rules)
     if loaded is not None and options.regenesis:
-        return Cradle(
+        return BootstrapConfig(
             voters=loaded.members,
             lineage=loaded.lineage,
             number=loaded.view_number,

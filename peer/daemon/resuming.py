@@ -6,7 +6,7 @@ is part of anything (HAIL, with nobody to found a run with): who is in a view an
 (REDIRECT), who is in none does not, and neither changes anything there. The run lives if those who
 answer are a quorum of their newest view, or its policy lets whoever is left go on; then this peer
 joins it. Others without a quorum do not keep a person from resuming: they join what is resumed
-(peer/membership/lineages.py).
+(peer/membership/forks.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.collectives.units import duration
-from atoll.peer.membership.messages import BootstrapHello, Cradle, Redirect
+from atoll.peer.membership.messages import BootstrapConfig, BootstrapHello, Redirect
 from atoll.peer.membership.view import Member, View, is_quorum, short
 from atoll.peer.net.connections import ConnectionManager
 
@@ -50,7 +50,7 @@ class Inquiry:
 
     def __init__(self, host: ConnectionManager, me: Member, contacts: Iterable[str]) -> None:
         self._host = host
-        self._hail = BootstrapHello(me, Cradle())
+        self._hail = BootstrapHello(me, BootstrapConfig())
         self._dialled = {me.address, ""}  # never ourselves
         self._contacts = set(contacts)
         self._slots = asyncio.Semaphore(DIALS_MAX)

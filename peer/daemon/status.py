@@ -9,9 +9,10 @@ from typing import Any
 from atoll.collectives.units import count, duration, listed, rate, size
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.link_table import LOSS_SHOWN
-from atoll.peer.membership.eligibility import trainers_needed
+from atoll.peer.membership.messages import NO_TERMS
+from atoll.peer.membership.participation import trainers_needed
 from atoll.peer.membership.phase import Phase
-from atoll.peer.membership.probation import NO_TERMS, rounds_left
+from atoll.peer.membership.probation import rounds_left
 from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
 
 LABEL_CHARACTERS = 10
@@ -25,7 +26,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
     """
     node, executor, host = parts.node, parts.executor, parts.host
     own, state, role = node.follower, executor.state, node.me.role
-    view = node.view or (node.joining.taught if role == ARCHIVE else None)
+    view = node.view or (node.joining.view if role == ARCHIVE else None)
     trainer = parts.trainers.trainer
     streams = executor.streams
     return {
@@ -101,7 +102,7 @@ def _learners(parts: Components) -> list[dict[str, Any]]:
             "round": learner.beat.round if learner.beat else 0,
             "synced": learner.beat is not None and not learner.beat.unsynced,
         }
-        for peer, learner in (lead.admission.learners.items() if lead else ())
+        for peer, learner in (lead.admission.joiners.items() if lead else ())
     ]
 
 
@@ -144,7 +145,7 @@ def _member(parts: Components, view: View, member: Member) -> dict[str, Any]:
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
         "rtt_ms": round(1000 * parts.host.srtt_s(member.peer), 1),
     }
-    left = rounds_left(view, node.follower.served)
+    left = rounds_left(view, node.follower.completed)
     if member.peer in left:
         entry["probation"] = left[member.peer]
     if not me:
@@ -224,7 +225,7 @@ def _outside(parts: Components) -> str:
         return f"before run {run} is resumed, does it live? {parts.inquiry.describe()}"
     if node.bootstrap.waiting:
         return missing_founders(parts)
-    if node.phase is not Phase.LEARNER or not node.joining.is_taught:
+    if node.phase is not Phase.LEARNER or not node.joining.is_followed:
         has = f"; it has the state of round {node.follower.round}" if parts.executor.state else ""
         return f"this peer is outside run {run}: no coordinator of it answers{has}"
     late = f"{count(behind, 'round')} behind" if behind else "up to date"

@@ -1,6 +1,6 @@
 """Keep what a trainer submits in an asynchronous run (``RunSpec.is_asynchronous``).
 
-Theory. A round opens when all trainers that it waits for have arrived (membership/barrier.py), and
+Theory. A round opens when all trainers that it waits for have arrived (class ``Barrier``), and
 is committed a moment later than it could be if somebody with such a trainer is just fetching its
 result. Here rounds wait for a trainer while it waits for a round, and while one is open, but not
 while it computes and nothing is open: so a round is of all that wait when it opens, nobody is

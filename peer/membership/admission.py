@@ -1,14 +1,13 @@
 """Decide who comes into the view and who goes out of it.
 
-Theory. A joiner is a *learner* outside the view. It catches up while the run goes on
-(syncing.py) and enters with the next planned view when it is at most one round behind; the
-last step it does as a member. Nobody waits for it, with one exception: who has reached the state
-of some round three times and found that the run had gone on, or has been behind for long because
-donors that reduce all the time leave little of their links, gets one boundary held, for a bounded
-time. A learner that makes no progress is dropped and may ask again after a growing pause; one that
-falls silent is dropped as fast as a member counts as dead. At most max(1, old voters - 1) learners
-enter at once, so that the old voters alone stay a quorum. An archive is a learner that never
-enters.
+Theory. A joiner stays outside the view at first. It catches up while the run goes on (syncing.py)
+and enters with the next planned view when it is at most one round behind; the last step it does as
+a member. Nobody waits for it, with one exception: who has reached the state of some round three
+times and found that the run had gone on, or has been behind for long because donors that reduce all
+the time leave little of their links, gets one boundary held, for a bounded time. A joiner that
+makes no progress is dropped and may ask again after a growing pause; one that falls silent is
+dropped as fast as a member counts as dead. At most max(1, old voters - 1) joiners enter at once, so
+that the old voters alone stay a quorum. An archive is a joiner that never enters.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from atoll.collectives.units import duration
 from atoll.peer.membership.events import Effect, Note, Send
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import ARCHIVES_TOLD_MAX, Heartbeat, SyncTarget
-from atoll.peer.membership.probation import rounds_left, settled
+from atoll.peer.membership.probation import graduated, rounds_left
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import (
@@ -35,18 +34,18 @@ from atoll.peer.membership.view import (
     successors,
 )
 
-LEARNERS_MAX = 64  # pending joiners, and as many archives (a flood must not fill memory)
-BACKOFF_MAX_S = 60.0  # of a learner that keeps stalling
+JOINERS_MAX = 64  # pending joiners, and as many archives (a flood must not fill memory)
+BACKOFF_MAX_S = 60.0  # of a joiner that keeps stalling
 DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest
 TRIES_MAX = 3  # states that a peer reaches too late before a boundary is held for it ...
 MEMBER_TRIES_MAX = 1  # ... with a trainer that could take part
-LEARNER_PATIENCE = 12.0  # a learner is held for after so many times what a member with a trainer is
+JOINER_PATIENCE = 12.0  # a joiner is held for after so many times what a member with a trainer is
 HOLD_PAUSES = 10.0  # and again only after so many times the hold: rounds lose a tenth at most
 _BACKOFF_MIN_S = 1.0
 
 
 @dataclass(slots=True)
-class Learner:
+class Joiner:
     member: Member
     heard_s: float
     beat: Heartbeat | None = None
@@ -66,7 +65,7 @@ class CatchUpHold:
 
 
 class Admission:
-    """Decide which learners enter the next view, and which members leave.
+    """Decide which joiners enter the next view, and which members leave.
 
     It is a part of the coordinator, and reads its follower (the own state) and its roster.
     """
@@ -86,12 +85,12 @@ class Admission:
         self._roster = roster
         self._timing = timing
         self._emit = emit
-        self.learners: dict[bytes, Learner] = {}
+        self.joiners: dict[bytes, Joiner] = {}
         self.leaving: set[bytes] = set()
         self._min_trainers = view.rules.min_trainers  # what members ask for, the last of them
         self.successor: bytes | None = None  # whom to hand over to; empty: to the first that can
-        self._chases: dict[bytes, CatchUpHold] = {}
-        self._not_before_s: dict[bytes, float] = {}  # when a dropped learner may ask again
+        self._catch_ups: dict[bytes, CatchUpHold] = {}
+        self._not_before_s: dict[bytes, float] = {}  # when a dropped joiner may ask again
         self._stalls: dict[bytes, int] = {}
 
     # ------------------------------------------------------------ facts
@@ -101,7 +100,7 @@ class Admission:
 
         A peer of the view that asks with a newer incarnation has died.
         """
-        known, is_archive = self.learners.get(member.peer), member.role == ARCHIVE
+        known, is_archive = self.joiners.get(member.peer), member.role == ARCHIVE
         if known is not None and known.member.inc >= member.inc:
             known.heard_s = now_s
             return
@@ -109,26 +108,26 @@ class Admission:
         if paused or self.view.is_banned(member.peer):
             return
         in_view = self.view.member(member.peer)
-        alike = [x for x in self.learners.values() if (x.member.role == ARCHIVE) == is_archive]
-        if known is None and in_view is None and len(alike) >= LEARNERS_MAX:
+        alike = [x for x in self.joiners.values() if (x.member.role == ARCHIVE) == is_archive]
+        if known is None and in_view is None and len(alike) >= JOINERS_MAX:
             return
         if in_view is not None:
             if in_view.inc >= member.inc:
                 return
             self._roster.refused(member.peer)
-        self.learners[member.peer] = Learner(member, now_s, progress_s=now_s)
+        self.joiners[member.peer] = Joiner(member, now_s, progress_s=now_s)
         what = "follows as an archive" if member.role == ARCHIVE else "asks to join"
         self._emit(Note("join", f"{short(member.peer)} {what}", member.peer))
 
     def on_beat(self, source: bytes, beat: Heartbeat, now_s: float) -> bool:
-        """Note a heartbeat of a learner; return False if it is not a learner's."""
-        learner = self.learners.get(source)
-        if learner is None or beat.inc != learner.member.inc:
+        """Note a heartbeat of a joiner; return False if it is not a joiner's."""
+        joiner = self.joiners.get(source)
+        if joiner is None or beat.inc != joiner.member.inc:
             return False
-        if beat.progress_bytes != learner.progress_bytes or not beat.unsynced:
-            learner.progress_bytes, learner.progress_s = beat.progress_bytes, now_s
-        learner.beat = beat
-        learner.beat_s = learner.heard_s = now_s
+        if beat.progress_bytes != joiner.progress_bytes or not beat.unsynced:
+            joiner.progress_bytes, joiner.progress_s = beat.progress_bytes, now_s
+        joiner.beat = beat
+        joiner.beat_s = joiner.heard_s = now_s
         return True
 
     def take_over(self, before: Admission) -> None:
@@ -136,8 +135,8 @@ class Admission:
 
         Joiners that it left waiting need not ask again.
         """
-        waiting = before.learners.items()
-        self.learners = {p: x for p, x in waiting if self.view.member(p) != x.member}
+        waiting = before.joiners.items()
+        self.joiners = {p: x for p, x in waiting if self.view.member(p) != x.member}
         entered = set(self.view.peers)
         self._not_before_s = {p: t for p, t in before._not_before_s.items() if p not in entered}
         self._stalls = {p: n for p, n in before._stalls.items() if p not in entered}
@@ -159,49 +158,49 @@ class Admission:
         """
         return self.me in staying and is_quorum(self.view, staying)
 
-    # ------------------------------------------------------------ learners
+    # ------------------------------------------------------------ joiners
 
-    def teach(self, now_s: float) -> None:
-        """Tell all learners where the run stands; four times a second, like a beat.
+    def announce(self, now_s: float) -> None:
+        """Tell all joiners where the run stands; four times a second, like a beat.
 
         Those that are silent or download nothing are dropped.
         """
-        for peer, learner in list(self.learners.items()):
-            if now_s - learner.heard_s > self._timing.failure_s:
+        for peer, joiner in list(self.joiners.items()):
+            if now_s - joiner.heard_s > self._timing.failure_s:
                 self._drop(peer, now_s, _BACKOFF_MIN_S, "nothing is heard of it")
-            elif self._stalls_others(learner, now_s):
+            elif self._stalls_others(joiner, now_s):
                 self._stalls[peer] = stalls = self._stalls.get(peer, 0) + 1
                 self._drop(
                     peer, now_s, _BACKOFF_MIN_S * 2.0 ** min(stalls - 1, 10), "it downloads nothing"
                 )
             else:
-                self._emit(Send(peer, self._lesson(learner, now_s)))
+                self._emit(Send(peer, self._sync_target(joiner, now_s)))
 
-    def _stalls_others(self, learner: Learner, now_s: float) -> bool:
-        """Return whether a learner makes no progress and takes the place of one that does.
+    def _stalls_others(self, joiner: Joiner, now_s: float) -> bool:
+        """Return whether a joiner makes no progress and takes the place of one that does.
 
         An archive keeps nobody waiting.
         """
-        idle_s = now_s - learner.progress_s
-        return idle_s > self._timing.learner_stall_s and learner.member.role != ARCHIVE
+        idle_s = now_s - joiner.progress_s
+        return idle_s > self._timing.joiner_stall_s and joiner.member.role != ARCHIVE
 
-    def _lesson(self, learner: Learner, now_s: float) -> SyncTarget:
+    def _sync_target(self, joiner: Joiner, now_s: float) -> SyncTarget:
         tag, own = (self.view.lineage, self.view.number), self._own
         goal = (own.round, own.chain)
         if own.unsynced:
             goal = (self.view.base_round, self.view.base_chain)
-        beat = learner.beat
-        # One whose heartbeats go elsewhere has been taught of another lineage, which may be gone.
-        recent = now_s - learner.beat_s <= self._timing.failure_s
+        beat = joiner.beat
+        # One whose heartbeats go elsewhere follows another lineage, which may be gone.
+        recent = now_s - joiner.beat_s <= self._timing.failure_s
         knows = recent and beat is not None and (beat.lineage, beat.view) == tag
-        return SyncTarget(*tag, *goal, None if knows else self.view, self._archives(learner.member))
+        return SyncTarget(*tag, *goal, None if knows else self.view, self._archives(joiner.member))
 
     def _archives(self, to: Member) -> tuple[Member, ...]:
         """Return the archives that have our state, or had it a moment ago."""
         own = self._own
         near = [
             x.member
-            for x in self.learners.values()
+            for x in self.joiners.values()
             if x.member.role == ARCHIVE
             and x.beat is not None
             and x.member != to
@@ -209,15 +208,15 @@ class Admission:
         ]
         return tuple(near[:ARCHIVES_TOLD_MAX])
 
-    def has_learnt(self, learner: Learner) -> bool:
-        """Return whether a learner may enter the view: it is at most one round behind.
+    def has_caught_up(self, joiner: Joiner) -> bool:
+        """Return whether a joiner may enter the view: it is at most one round behind.
 
         A witness may once a heartbeat of it has come, an archive never.
         """
-        beat, own = learner.beat, self._own
-        if beat is None or learner.member.role == ARCHIVE:
+        beat, own = joiner.beat, self._own
+        if beat is None or joiner.member.role == ARCHIVE:
             return False
-        if learner.member.role == WITNESS:
+        if joiner.member.role == WITNESS:
             return True
         position = (beat.round, beat.chain)
         if position == (own.round, own.chain):
@@ -228,23 +227,23 @@ class Admission:
         """Return whether the boundary waits for somebody who cannot keep up."""
         behind = self._behind(alive)
         lagging = {p for p in alive if p in behind or self._lags(p)}
-        kept = lagging | self.learners.keys() & behind.keys()
-        self._chases = {p: chase for p, chase in self._chases.items() if p in kept}
+        kept = lagging | self.joiners.keys() & behind.keys()
+        self._catch_ups = {p: catch_up for p, catch_up in self._catch_ups.items() if p in kept}
         for peer, beat in behind.items():
-            chase = self._chases.setdefault(peer, CatchUpHold(beat.round, now_s))
-            if beat.round != chase.round:
-                chase.round, chase.tries = beat.round, chase.tries + 1
-            if chase.held_since_s is None and self._is_hopeless(peer, beat, chase, now_s):
-                chase.held_since_s = now_s
+            catch_up = self._catch_ups.setdefault(peer, CatchUpHold(beat.round, now_s))
+            if beat.round != catch_up.round:
+                catch_up.round, catch_up.tries = beat.round, catch_up.tries + 1
+            if catch_up.held_since_s is None and self._is_hopeless(peer, beat, catch_up, now_s):
+                catch_up.held_since_s = now_s
                 text = (
                     f"round {self._own.round + 1} waits up to {duration(self._timing.hold_s)} for"
                 )
                 self._emit(Note("hold", f"{text} {short(peer)}, which cannot keep up", peer))
-            since_s = chase.held_since_s
+            since_s = catch_up.held_since_s
             if since_s is not None and now_s - since_s < self._timing.hold_s:
                 return True
             if since_s is not None and now_s - since_s > HOLD_PAUSES * self._timing.hold_s:
-                self._chases[peer] = CatchUpHold(beat.round, now_s)
+                self._catch_ups[peer] = CatchUpHold(beat.round, now_s)
         return False
 
     def _lags(self, peer: bytes) -> bool:
@@ -258,31 +257,33 @@ class Admission:
 
     def _behind(self, alive: set[bytes]) -> dict[bytes, Heartbeat]:
         found = {p: b for p, b in self._roster.heartbeats.items() if p in alive and b.unsynced}
-        for peer, learner in self.learners.items():
-            is_archive = learner.member.role == ARCHIVE
-            if learner.beat is not None and not is_archive and not self.has_learnt(learner):
-                found[peer] = learner.beat
+        for peer, joiner in self.joiners.items():
+            is_archive = joiner.member.role == ARCHIVE
+            if joiner.beat is not None and not is_archive and not self.has_caught_up(joiner):
+                found[peer] = joiner.beat
         return found
 
-    def _is_hopeless(self, peer: bytes, beat: Heartbeat, chase: CatchUpHold, now_s: float) -> bool:
+    def _is_hopeless(
+        self, peer: bytes, beat: Heartbeat, catch_up: CatchUpHold, now_s: float
+    ) -> bool:
         """Return whether a peer reaches states too late, or none.
 
         Donors that reduce all the time have little of their links left for it.
         """
-        waited_s = now_s - chase.since_s
-        if peer not in self.learners and beat.attached:
-            return chase.tries >= MEMBER_TRIES_MAX or waited_s >= self._timing.behind_s
+        waited_s = now_s - catch_up.since_s
+        if peer not in self.joiners and beat.attached:
+            return catch_up.tries >= MEMBER_TRIES_MAX or waited_s >= self._timing.behind_s
         has_state = beat.digest_round == beat.round > 0
-        late = has_state and chase.tries >= TRIES_MAX
-        return late or waited_s >= LEARNER_PATIENCE * self._timing.behind_s
+        late = has_state and catch_up.tries >= TRIES_MAX
+        return late or waited_s >= JOINER_PATIENCE * self._timing.behind_s
 
     def discount_pause(self, pause_s: float) -> None:
-        for learner in self.learners.values():
-            learner.heard_s += pause_s
-            learner.progress_s += pause_s
+        for joiner in self.joiners.values():
+            joiner.heard_s += pause_s
+            joiner.progress_s += pause_s
 
     def _drop(self, peer: bytes, now_s: float, pause_s: float, why: str) -> None:
-        role = self.learners.pop(peer).member.role
+        role = self.joiners.pop(peer).member.role
         pause_s = min(pause_s, BACKOFF_MAX_S)
         self._not_before_s.pop(peer, None)
         self._not_before_s[peer] = now_s + pause_s  # the latest last
@@ -306,23 +307,25 @@ class Admission:
         bans = self._own.bans.due(self.view, alive)
         out = {ban.peer for ban in (*self.view.banned, *bans)}
         gone = self._roster.removable(now_s) | self.leaving | out
-        back = {p for p, x in self.learners.items() if self._is_newer(x.member)}
+        back = {p for p, x in self.joiners.items() if self._is_newer(x.member)}
         kept = [
             m
             for m in self.view.members
             if (m.peer not in gone and m.peer not in back)
             or (m.peer == self.me and self.me not in self.leaving)
         ]
-        able = (x for p, x in self.learners.items() if admit and p not in out)
-        ready = [x.member for x in able if self.has_learnt(x)]
+        able = (x for p, x in self.joiners.items() if admit and p not in out)
+        ready = [x.member for x in able if self.has_caught_up(x)]
         room = min(max(1, len(kept) - 1), MEMBERS_MAX - len(kept))
         members = tuple(kept + ready[:room])
         leaves = self.me in self.leaving
-        successor = self._heir(alive, members) if leaves or self.successor is not None else None
+        successor = (
+            self._successor(alive, members) if leaves or self.successor is not None else None
+        )
         coordinator = successor or (None if leaves else self.me)
         if not members or coordinator is None:
             return None
-        left = rounds_left(self.view, self._own.served)
+        left = rounds_left(self.view, self._own.completed)
         done = left and not all(left.values())  # who has served counts from the next view on
         same = members == self.view.members and coordinator == self.me
         if same and not done and not bans and self._min_trainers == self.view.rules.min_trainers:
@@ -374,22 +377,22 @@ class Admission:
             banned=(*self.view.banned, *bans),
             rules=replace(self.view.rules, min_trainers=self._min_trainers),
         )
-        return settled(self.view, following, self._own.served, self._own.terms)
+        return graduated(self.view, following, self._own.completed, self._own.terms)
 
     def _is_newer(self, member: Member) -> bool:
         in_view = self.view.member(member.peer)
         return in_view is not None and in_view.inc < member.inc
 
-    def _heir(self, alive: set[bytes], members: tuple[Member, ...]) -> bytes | None:
+    def _successor(self, alive: set[bytes], members: tuple[Member, ...]) -> bytes | None:
         """Return whom to hand over to: the first successor with the state, or the one asked for.
 
         None while there is nobody; then those behind catch up: a leaver may hold the only copy.
         """
         staying = {member.peer: member.role for member in members}
-        heirs = [p for p in successors(self.view) if p in alive and p in staying]
+        able = [p for p in successors(self.view) if p in alive and p in staying]
         if self.successor and self.me not in self.leaving:
-            heirs = [p for p in heirs if p == self.successor]
+            able = [p for p in able if p == self.successor]
         synced = self._roster.has_synced(self._own.round, self._own.chain)
         if self._own.round > 0 and not synced:
             return None  # a witness may follow us, but somebody has to have the state
-        return next((p for p in heirs if p in synced or staying[p] == WITNESS), None)
+        return next((p for p in able if p in synced or staying[p] == WITNESS), None)

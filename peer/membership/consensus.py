@@ -23,8 +23,8 @@ is one of this view, and those who have promised are a quorum of this view: more
 more than half of any part of it that contains them, or half with its first voter, which then stays
 the first. So the promisers alone are a quorum of the next view, and all that it needs to commit; a
 voter that has not promised says READY in this view for nothing, since no quorum can follow, and
-enters the next one when it hears of it, as after a planned change. In a *cradle* the others may
-have no incarnation yet, a fork takes the vote of each of its members, and a voter that has not
+enters the next one when it hears of it, as after a planned change. In a *bootstrap view* the others
+may have no incarnation yet, a fork takes the vote of each of its members, and a voter that has not
 promised may hold what a rollback gives up, so that it would be ahead of the next view: all three
 are of promisers only.
 
@@ -140,41 +140,48 @@ class BaseWait:
     noted: bool = False
 
 
-class Proposer:
-    """Drive one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0.
+class Electorate:
+    """Tell a proposer what it needs to know of voters; this one knows no more than the view."""
 
-    ``renewed`` gives a cradle's members the incarnations that they have by now; ``settled`` says
-    who of the next view is on probation; ``departed`` are the voters that the next view does not
-    keep unless they have promised.
-    """
+    def renewed(self, bootstrap_view: View) -> View:
+        """Return a bootstrap view with the incarnations that its voters have by now."""
+        return bootstrap_view
+
+    def graduated(self, following: View) -> View:
+        """Return the next view with who of it is on probation."""
+        return following
+
+    def departed(self) -> Collection[bytes]:
+        """Return the voters that the next view does not keep unless they have promised."""
+        return ()
+
+
+class Proposer:
+    """Drive one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0."""
 
     def __init__(
         self,
         view: View,
-        me: bytes,
         ballot: Ballot,
         timing: Timing,
         emit: Callable[[Effect], None],
         now_s: float,
         proposal: View | None = None,
+        electorate: Electorate | None = None,
         wait: BaseWait | None = None,
-        renewed: Callable[[View], View] = lambda bootstrap_view: bootstrap_view,
-        settled: Callable[[View], View] = lambda following: following,
-        departed: Callable[[], Collection[bytes]] = tuple,
     ) -> None:
         self.view = view
-        self.me = me
         self.ballot = ballot
         self.timing = timing
         self.emit = emit
         self.proposal = proposal
         self._wait = wait or BaseWait()
-        self._renewed, self._settled, self._departed = renewed, settled, departed
+        self._electorate = electorate or Electorate()
         self.promises: dict[bytes, Promise] = {}
         self._quorum_at_s: float | None = None
         self._sent_s = float("-inf")
         # Competing candidates that retry in step would compete for ever: spread by a hash.
-        mark = hashlib.sha256(me + ballot.number.to_bytes(8, "big")).digest()[0]
+        mark = hashlib.sha256(ballot.peer + ballot.number.to_bytes(8, "big")).digest()[0]
         self.retry_at_s = now_s + timing.ballot_retry_s * (0.7 + 0.6 * mark / 255)
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
@@ -250,7 +257,7 @@ class Proposer:
             self.view,
             number=self.view.number + 1,
             members=self._members(fork or lost),
-            coordinator=self.me,
+            coordinator=self.ballot.peer,
             base_round=base_round,
             base_chain=base_chain,
             fork=False,
@@ -258,7 +265,7 @@ class Proposer:
             newcomers=(),
             absent=(),
         )
-        proposal = self._settled(proposal)
+        proposal = self._electorate.graduated(proposal)
         if self.view.number == 0:
             return founded(proposal)
         return forked(proposal, self.ballot) if fork else proposal
@@ -266,9 +273,9 @@ class Proposer:
     def _members(self, promisers_only: bool) -> tuple[Member, ...]:
         """Return the members of the next view, in the order of this one."""
         if self.view.number == 0:
-            known = self._renewed(self.view).members
+            known = self._electorate.renewed(self.view).members
             return tuple(member for member in known if member.peer in self.promises)
-        lost = {*self.view.peers} if promisers_only else {*self._departed()}
+        lost = {*self.view.peers} if promisers_only else {*self._electorate.departed()}
         lost -= self.promises.keys()
         return tuple(member for member in self.view.members if member.peer not in lost)
 

@@ -1,7 +1,7 @@
 """Coordinate a view: who is alive, when a round begins, who comes in and goes out.
 
 Theory. Between rounds there is a *boundary*. At a boundary the coordinator first settles
-membership (leavers, the dead, members back under a new incarnation, learners that have caught up;
+membership (leavers, the dead, members back under a new incarnation, joiners that have caught up;
 admission.py), and only then opens the next round at the *barrier*, when all attached trainers
 have arrived or the stragglers' time is up. Where the method keeps rounds of different fragments in
 flight, the next one may open before the last is committed; they commit in order, and a change of
@@ -19,12 +19,14 @@ from itertools import compress
 
 from atoll.collectives.units import count, duration, listed
 from atoll.peer.membership.admission import Admission
-from atoll.peer.membership.attempt import ATTEMPTS_MAX, DISPUTES_MAX, Attempt, RetryBudget
-from atoll.peer.membership.attempt_cleanup import AttemptCleanup
-from atoll.peer.membership.barrier import Barrier
-from atoll.peer.membership.comparison import Comparison
+from atoll.peer.membership.attempt import (
+    ATTEMPTS_MAX,
+    DISPUTES_MAX,
+    Attempt,
+    AttemptCleanup,
+    RetryBudget,
+)
 from atoll.peer.membership.consensus import Proposer
-from atoll.peer.membership.eligibility import Eligibility
 from atoll.peer.membership.events import Effect, Note, Send
 from atoll.peer.membership.layout import Advised, layout_for, reserved
 from atoll.peer.membership.member import MemberState
@@ -38,9 +40,10 @@ from atoll.peer.membership.messages import (
     Heartbeat,
     Miss,
     Ready,
+    Resync,
 )
+from atoll.peer.membership.participation import Barrier, Eligibility, choose, opening
 from atoll.peer.membership.roster import Roster
-from atoll.peer.membership.round_kind import choose, opening
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
 from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryOrigin, fragment_of
@@ -76,16 +79,23 @@ class Coordinator:
         self.offers: dict[bytes, bytes] = {}
         self.advice: Advised | None = None  # how rounds would go fastest
         self.attempts: dict[int, Attempt] = {}  # by round
-        self.closings: dict[int, AttemptCleanup] = {}
+        self.cleanups: dict[int, AttemptCleanup] = {}
         self.proposer: Proposer | None = None
         self.last_commit: Commit | None = None
         self._comparison = Comparison(view, me, emit)
         self.disputed = self.rival = ""  # why no round begins: in this view, beside a lineage
         self.without_base_since_s: float | None = None
         self._attempts = 0  # numbers rise within the view
-        self._efforts: dict[int, RetryBudget] = {}
+        self._budgets: dict[int, RetryBudget] = {}
         self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
         self._quorum_lost_noted = False
+
+    def take_over(self, before: Coordinator) -> None:
+        """Go on with what this peer knew as the coordinator of the view before."""
+        peers = self.view.peers
+        self.admission.take_over(before.admission)
+        self.eligibility.flaky_peers.take_over(before.eligibility.flaky_peers, peers)
+        self.barrier.take_over(before.barrier, peers)
 
     # ------------------------------------------------------------ facts
 
@@ -108,7 +118,7 @@ class Coordinator:
             return
         known = {run.round: run for run in beat.runs}
         for run in beat.runs:
-            if run.round > self._own.round and run.round not in {*self.attempts, *self.closings}:
+            if run.round > self._own.round and run.round not in {*self.attempts, *self.cleanups}:
                 self._emit(Send(source, AskFinals(*self._tag(), run.round, run.attempt)))  # over
         for number, attempt in self.attempts.items():
             heard = known.get(number)
@@ -128,9 +138,9 @@ class Coordinator:
             attempt.on_miss(source, miss)
 
     def on_finals(self, source: bytes, finals: Finals) -> None:
-        closing = self.closings.get(finals.round)
-        if closing is not None:
-            closing.on_finals(source, finals)
+        cleanup = self.cleanups.get(finals.round)
+        if cleanup is not None:
+            cleanup.on_finals(source, finals)
 
     def on_offer(self, source: bytes, blob: bytes, now_s: float) -> None:
         """Keep an offer to initialise the run, behind those that were heard before it.
@@ -156,7 +166,7 @@ class Coordinator:
 
     @property
     def busy(self) -> bool:
-        return bool(self.attempts or self.closings) or self.proposer is not None
+        return bool(self.attempts or self.cleanups) or self.proposer is not None
 
     def discount_pause(self, pause_s: float) -> None:
         self.roster.discount_pause(pause_s)
@@ -178,12 +188,12 @@ class Coordinator:
         self._comparison.step(self._own, self.roster, alive)
         staying = alive - self.admission.leaving
         if self.halted or self._own.unsynced or not self.admission.can_finish(staying):
-            ended = [closing.attempt for closing in self.closings.values()]
+            ended = [cleanup.attempt for cleanup in self.cleanups.values()]
             for attempt in [*self.attempts.values(), *ended]:
                 self._tell_over(attempt.begin)
             self.attempts.clear()
-            self.closings.clear()
-        for number in sorted({*self.attempts, *self.closings}):
+            self.cleanups.clear()
+        for number in sorted({*self.attempts, *self.cleanups}):
             if self._step_round(number, staying, now_s):
                 return  # a commit reaches ourselves first: then we are called again
         self._step_boundary(alive, now_s)
@@ -204,18 +214,18 @@ class Coordinator:
 
     def _step_round(self, number: int, alive: set[bytes], now_s: float) -> bool:
         """Move one open round on; return whether it was committed."""
-        closing = self.closings.get(number)
-        if closing is not None:
-            if closing.is_done(now_s, alive):
-                self._begin_again(closing, alive, now_s)
+        cleanup = self.cleanups.get(number)
+        if cleanup is not None:
+            if cleanup.is_done(now_s, alive):
+                self._begin_again(cleanup, alive, now_s)
             return False
         attempt = self.attempts.get(number)
         if attempt is None:
             return False  # given up with one before it
-        effort = self._effort(number)
+        budget = self._budget(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
-        if is_quorum(self.view, alive - given_up - effort.distrusted):
-            given_up |= effort.distrusted
+        if is_quorum(self.view, alive - given_up - budget.distrusted):
+            given_up |= budget.distrusted
         if number == self._own.round + 1:  # in order
             is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
             training = alive if is_init else self.roster.attached(alive)
@@ -236,9 +246,9 @@ class Coordinator:
 
         They would have to wait for it, and a view that may be needed for it would wait for them.
         """
-        for later in sorted(n for n in {*self.attempts, *self.closings} if n >= number):
-            closing = self.closings.pop(later, None)
-            attempt = closing.attempt if closing is not None else self.attempts.pop(later)
+        for later in sorted(n for n in {*self.attempts, *self.cleanups} if n >= number):
+            cleanup = self.cleanups.pop(later, None)
+            attempt = cleanup.attempt if cleanup is not None else self.attempts.pop(later)
             self._tell_over(attempt.begin)
         self.barrier.open(now_s, committed=False)
 
@@ -250,8 +260,8 @@ class Coordinator:
         for peer in self.view.peers:
             self._emit(Send(peer, AskFinals(*self._tag(), begin.round, begin.attempt)))
 
-    def _effort(self, number: int) -> RetryBudget:
-        return self._efforts.setdefault(number, RetryBudget())
+    def _budget(self, number: int) -> RetryBudget:
+        return self._budgets.setdefault(number, RetryBudget())
 
     def _end_attempt(
         self, attempt: Attempt, participants: tuple[bytes, ...], alive: set[bytes], now_s: float
@@ -261,13 +271,13 @@ class Coordinator:
             self._settle_dispute(attempt, participants)
         if self.halted:
             return
-        tries = self._effort(begin.round).tries
+        tries = self._budget(begin.round).tries
         if not participants or tries >= ATTEMPTS_MAX:
             text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
             self._emit(Note("give-up", text))
             if begin.kind == INIT:
                 self.offers.pop(begin.participants[0], None)  # the next one's turn
-            self._efforts.pop(begin.round)
+            self._budgets.pop(begin.round)
             self._give_up(begin.round, now_s)
             return
         del self.attempts[begin.round]
@@ -278,21 +288,21 @@ class Coordinator:
             begin.participants, begin.kind
         )  # others' word is not taken
         asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
-        self.closings[begin.round] = AttemptCleanup(
+        self.cleanups[begin.round] = AttemptCleanup(
             attempt, participants, asked, self.timing, self._emit, now_s
         )
 
-    def _begin_again(self, closing: AttemptCleanup, alive: set[bytes], now_s: float) -> None:
-        begin = closing.attempt.begin
-        effort = self._effort(begin.round)
-        effort.stalls += closing.is_stall
-        again = closing.is_stall and effort.stalls > 1
-        participants = closing.participants(alive, excluding=again)
+    def _begin_again(self, cleanup: AttemptCleanup, alive: set[bytes], now_s: float) -> None:
+        begin = cleanup.attempt.begin
+        budget = self._budget(begin.round)
+        budget.stalls += cleanup.is_stall
+        again = cleanup.is_stall and budget.stalls > 1
+        participants = cleanup.participants(alive, excluding=again)
         number, kind = begin.round, begin.kind
         enough = self.eligibility.may_go_on(number, kind, participants, begin, alive)
         if participants and enough:
-            del self.closings[number]
-            self._begin(number, kind, participants, closing, alive, now_s)
+            del self.cleanups[number]
+            self._begin(number, kind, participants, cleanup, alive, now_s)
         else:  # the others have died meanwhile
             self._give_up(number, now_s)
 
@@ -302,18 +312,18 @@ class Coordinator:
         The next attempt has to differ from it; after more than DISPUTES_MAX that do not, no more
         rounds begin.
         """
-        effort = self._effort(attempt.begin.round)
-        effort.dispute(attempt, participants)
-        if effort.disputes > DISPUTES_MAX:
-            text = f"the result of round {attempt.begin.round} differs, {effort.disputes} times"
+        budget = self._budget(attempt.begin.round)
+        budget.dispute(attempt, participants)
+        if budget.disputes > DISPUTES_MAX:
+            text = f"the result of round {attempt.begin.round} differs, {budget.disputes} times"
             self.disputed = f"{text}: {attempt.dispute}; no more rounds until one of them leaves"
             self._emit(Note("diverged", self.disputed))
 
     def _commit(self, attempt: Attempt, root: bytes, now_s: float) -> None:
         begin = attempt.begin
         del self.attempts[begin.round]
-        self._efforts.pop(begin.round, None)
-        self.eligibility.flaky_peers.served(begin.participants)
+        self._budgets.pop(begin.round, None)
+        self.eligibility.flaky_peers.completed(begin.participants)
         self.offers.clear()
         chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
         commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
@@ -332,7 +342,7 @@ class Coordinator:
         now_s: float,
     ) -> None:
         self._attempts += 1
-        self._effort(number).tries += 1
+        self._budget(number).tries += 1
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
         tried = last.attempt.begin if last is not None else None
@@ -350,7 +360,7 @@ class Coordinator:
         begin = Begin(*tag, fragment, past, kept, layout, *called)
         attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
         attempt.audited = kind == STEP and self.eligibility.terms.audited
-        attempt.tries = self._effort(number).tries
+        attempt.tries = self._budget(number).tries
         self.attempts[number] = attempt
 
     # ------------------------------------------------------------ a boundary
@@ -372,7 +382,7 @@ class Coordinator:
             return  # and if rounds are open, no further one is begun
         if self.me in self.admission.leaving:
             return  # nobody can take over yet
-        in_flight = len(self.attempts) + len(self.closings)
+        in_flight = len(self.attempts) + len(self.cleanups)
         if self.halted or in_flight >= self.in_flight_max or self.admission.hold(alive, now_s):
             return
         if self._own.round == 0:
@@ -389,7 +399,7 @@ class Coordinator:
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
             kind, chosen = choose(participants, self.roster)
-            chosen = self.eligibility.seats(number, kind, chosen, now_s)
+            chosen = self.eligibility.select_participants(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
 
@@ -400,7 +410,7 @@ class Coordinator:
         One that was given up comes before those after it.
         """
         number = self._own.round + 1
-        while number in self.attempts or number in self.closings:
+        while number in self.attempts or number in self.cleanups:
             number += 1
         return number
 
@@ -423,5 +433,69 @@ class Coordinator:
         return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
 
     def propose(self, proposal: View, now_s: float) -> None:
-        place, ballot = (self.view, self.me), Ballot(0, self.me)
-        self.proposer = Proposer(*place, ballot, self.timing, self._emit, now_s, proposal)
+        ballot = Ballot(0, self.me)
+        self.proposer = Proposer(self.view, ballot, self.timing, self._emit, now_s, proposal)
+
+
+# ---------------------------------------------------------------- equal rounds, equal bytes
+
+
+class Comparison:
+    """Compare state digests: equal rounds must mean equal bytes (invariant 3).
+
+    Every heartbeat carries the digest of the state after the last commit. A replica in the minority
+    is told to take the state again (RESYNC) and says so; without a majority the run halts with the
+    values shown, because nobody can say which one is right. A majority of everyone who has a say,
+    so that the first reports do not pass for all.
+
+    ``halted`` says why no round may begin, or nothing. Who was catching up meanwhile may bring a
+    majority about; then the run goes on.
+    """
+
+    def __init__(self, view: View, me: bytes, emit: Callable[[Effect], None]) -> None:
+        self._view, self._me, self._emit = view, me, emit
+        self.halted = ""
+
+    def step(self, own: MemberState, roster: Roster, alive: set[bytes]) -> None:
+        """Halt, go on, or send RESYNC to a minority."""
+        digests = roster.digests(own.round)
+        doubted = own.unsynced or roster.is_doubted(self._me, own.digest)
+        if own.digest_round == own.round and own.holds and not doubted:
+            digests[self._me] = own.digest
+        groups: dict[bytes, list[bytes]] = {}
+        for peer, digest in digests.items():
+            groups.setdefault(digest, []).append(peer)
+        largest = max(map(len, groups.values()), default=0)
+        silent = roster.undigested(alive, own.round) - {self._me}
+        if 2 * largest <= len(digests) + len(silent):
+            if len(groups) > 1 and not silent and not self.halted:
+                self._halt(_shown(own.round, groups, " without a majority"))
+            return
+        if self.halted:
+            self.halted = ""
+            text = f"state after round {own.round}: a majority agrees now, the run goes on"
+            self._emit(Note("agreed", text))
+        if len(groups) > 1:
+            self._resync(own.round, groups, roster)
+
+    def _halt(self, why: str) -> None:
+        self.halted = f"{why}; no more rounds until one of them leaves or a majority agrees"
+        self._emit(Note("diverged", self.halted))
+
+    def _resync(self, number: int, groups: dict[bytes, list[bytes]], roster: Roster) -> None:
+        majority = max(groups, key=lambda digest: len(groups[digest]))
+        text = f"{_shown(number, groups)}; the minority downloads the others' state"
+        view = self._view
+        for digest, peers in groups.items():
+            for peer in peers if digest != majority else ():
+                self._emit(Note("diverged", text, peer))
+                roster.doubt(peer, digest)
+                self._emit(Send(peer, Resync(view.lineage, view.number, number, majority)))
+
+
+def _shown(number: int, groups: dict[bytes, list[bytes]], how: str = "") -> str:
+    shown = "; ".join(
+        f"{digest.hex()[:16]} on {', '.join(short(p) for p in peers)}"
+        for digest, peers in sorted(groups.items())
+    )
+    return f"state after round {number} differs{how}: {shown}"

@@ -8,9 +8,12 @@ for them: without MISS an attempt stalls, NOTICE is repeated, finals come within
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from atoll.peer.membership.consensus import Acceptor
+from atoll.peer.membership.coordinator import Coordinator
+from atoll.peer.membership.election import Election
 from atoll.peer.membership.events import Send
+from atoll.peer.membership.joining import Joining
+from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
     AskTrainers,
     CoordinatorBeat,
@@ -20,74 +23,87 @@ from atoll.peer.membership.messages import (
     Offer,
 )
 from atoll.peer.membership.operations import ObjectSender
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import View, plain
-
-if TYPE_CHECKING:
-    from atoll.peer.membership.node import Node
 
 
 class Heartbeats:
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    """Decide when the next heartbeat goes and what is in it; keep what the coordinator's say."""
+
+    def __init__(self, here: Situation, own: MemberState, joining: Joining) -> None:
+        self._here = here
+        self._own = own
+        self._joining = joining
         self.next_s = 0.0
         self.progress_bytes = 0
         self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
         self.halted = ""  # why the coordinator begins no round any more ...
         self.held = ""  # ... or not yet
+        self._asked_trainers = (0, 0.0)  # what rounds are to need, until when that is repeated
         self._objects = ObjectSender()
 
     def soon(self) -> None:
         """Let the next heartbeat go at once: somebody waits for what has just changed."""
-        self.next_s = self._node.now_s
+        self.next_s = self._here.now_s
 
     def heard(self, beat: CoordinatorBeat) -> None:
         """Keep what the coordinator says of the next commit, for people who ask."""
         self.waiting = (beat.waiting, beat.waiting_s)
         self.halted, self.held = plain(beat.halted), plain(beat.held)
 
-    def step(self) -> None:
-        node = self._node
-        if node.now_s < self.next_s:
-            return
-        self.next_s = node.now_s + node.timing.heartbeat_s
-        lead = node.coordinator
-        if node.view is None:
-            node.joining.beat()
-        elif lead is not None:
-            beat = lead.beat(node.now_s)
-            self.heard(beat)
-            for peer in node.view.peers:
-                if peer != node.me.peer:
-                    node.emit(Send(peer, beat))
-            lead.admission.teach(node.now_s)
-        elif node.view.number > 0:
-            self._to_coordinator(node.view)
+    def forget_reasons(self) -> None:
+        """Forget why no round begins: the view in which it was so is over."""
+        self.halted = self.held = ""
 
-    def _to_coordinator(self, view: View) -> None:
-        node = self._node
-        electing = node.election.waiting_for() if node.election else None
+    # ------------------------------------------------------------ sending
+
+    def step(self, lead: Coordinator | None, election: Election | None) -> None:
+        """Send what is due: as the coordinator to all, as a member or joiner to the coordinator."""
+        here = self._here
+        if here.now_s < self.next_s:
+            return
+        self.next_s = here.now_s + here.timing.heartbeat_s
+        if here.view is None:
+            announcer = self._joining.announcer
+            if here.phase is Phase.LEARNER and announcer in here.linked:
+                here.emit(Send(announcer, self.heartbeat()))
+        elif lead is not None:
+            beat = lead.beat(here.now_s)
+            self.heard(beat)
+            for peer in here.view.peers:
+                if peer != here.me.peer:
+                    here.emit(Send(peer, beat))
+            lead.admission.announce(here.now_s)
+        elif here.view.number > 0:
+            self._to_coordinator(here.view, election)
+
+    def _to_coordinator(self, view: View, election: Election | None) -> None:
+        here, own = self._here, self._own
+        electing = election.waiting_for() if election is not None else None
         self.waiting = electing or self.waiting  # the lost coordinator's last word counts no more
         tag = (view.lineage, view.number)
-        node.emit(Send(view.coordinator, self.heartbeat()))
-        if node.follower.offer and node.follower.round == 0:
-            node.emit(Send(view.coordinator, Offer(*tag, node.follower.offer)))
-        given = node.follower.given
-        path = (*tag, view.coordinator in node.linked)
-        if self._objects.is_due(given, path, node.now_s):
-            node.emit(Send(view.coordinator, ObjectIs(*tag, given)))
-        if node.leave_by_s is not None:
-            node.emit(Send(view.coordinator, Leave(*tag, node.me.inc)))
-        if (asked := node.asked_trainers()) is not None:
-            node.emit(Send(view.coordinator, AskTrainers(*tag, asked)))
+        acceptor = election.acceptor if election is not None else None
+        here.emit(Send(view.coordinator, self.heartbeat(acceptor)))
+        if own.offer and own.round == 0:
+            here.emit(Send(view.coordinator, Offer(*tag, own.offer)))
+        given = own.given
+        path = (*tag, view.coordinator in here.linked)
+        if self._objects.is_due(given, path, here.now_s):
+            here.emit(Send(view.coordinator, ObjectIs(*tag, given)))
+        if here.leave_by_s is not None:
+            here.emit(Send(view.coordinator, Leave(*tag, here.me.inc)))
+        if (asked := self.asked_trainers()) is not None:
+            here.emit(Send(view.coordinator, AskTrainers(*tag, asked)))
 
-    def heartbeat(self) -> Heartbeat:
-        node, own = self._node, self._node.follower
-        acceptor = node.election.acceptor if node.election else None
-        tag = (node.view.lineage, node.view.number) if node.view else node.joining.tag
+    def heartbeat(self, acceptor: Acceptor | None = None) -> Heartbeat:
+        """Return what this peer says of itself now; ``acceptor``: its vote, inside a view."""
+        view, own = self._here.view, self._own
+        tag = (view.lineage, view.number) if view is not None else self._joining.tag
         waiting = sorted(own.submissions.items())
         return Heartbeat(
             *tag,
-            inc=node.me.inc,
+            inc=self._here.me.inc,
             round=own.round,
             chain=own.chain,
             digest=own.digest,
@@ -102,9 +118,30 @@ class Heartbeats:
             runs=own.runs(),
             epoch=own.epoch,
             fragments=own.fragments,
-            in_flight=node.rounds_in_flight,
+            in_flight=own.rounds_in_flight,
             operation=waiting[0][1].operation if waiting else None,
             given=self._objects.digest(own.given),
             terms=own.terms,
             since=own.since,
         )
+
+    # ------------------------------------------------------------ what somebody here asks for
+
+    def ask_trainers(self, min_trainers: int) -> None:
+        """Repeat for a while that rounds are to need so many trainers."""
+        self._asked_trainers = (min_trainers, self._here.now_s + self._here.timing.ask_s)
+        self.soon()
+
+    def asked_trainers(self) -> int | None:
+        """Return the number of trainers that is asked for here and not in the view's rules yet."""
+        count, until_s = self._asked_trainers
+        return count if self._here.view is not None and self._here.now_s < until_s else None
+
+    def forget_fulfilled(self) -> None:
+        """Forget a number of trainers that was asked for, once the view's rules have it.
+
+        It is asked for once: who asks for another number after that is not to be asked back.
+        """
+        view = self._here.view
+        if view is not None and view.rules.min_trainers == self._asked_trainers[0]:
+            self._asked_trainers = (0, 0.0)

@@ -22,19 +22,35 @@ from dataclasses import dataclass
 from atoll.peer.membership.bans import BanBook
 from atoll.peer.membership.events import (
     Abort,
+    Applied,
     Apply,
+    Configured,
     Effect,
     Fetch,
+    FinalChunks,
     ListFinal,
     Note,
     Reduce,
+    ReduceFailed,
+    Restored,
     Submitted,
     TellTrainer,
 )
-from atoll.peer.membership.messages import AskFinals, Begin, Notice, Ready, Repair, Report, Run
-from atoll.peer.membership.missed_rounds import MissedRounds
-from atoll.peer.membership.probation import Served, Terms
-from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain
+from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_MAX
+from atoll.peer.membership.messages import (
+    AskFinals,
+    Begin,
+    Finals,
+    Miss,
+    Notice,
+    Ready,
+    Repair,
+    Report,
+    Run,
+    Terms,
+)
+from atoll.peer.membership.probation import CompletedRounds
+from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
 
 
@@ -65,9 +81,11 @@ class MemberState:
         self.digest = b""
         self.digest_round = -1
         self.epoch = 1
-        self.fragments = 1
+        self.spec = ""  # the run specification of our state, shown when a JOIN differs ...
+        self.fragments = 1  # ... and what it asks for
+        self.rounds_in_flight = 1
         self.terms: Terms | None = None  # of who counts; None until the specification is known
-        self.served = Served()
+        self.completed = CompletedRounds()
         self.bans = BanBook(me.peer)
         self.unsynced = False
         self.suspect = False  # our bytes differ from the others' although the chain agrees
@@ -83,6 +101,32 @@ class MemberState:
         self._unusable: set[int] = set()  # ... to which our contribution cannot be used
         self._last_of: dict[int, int] = {}  # fragment -> its last committed round
 
+    # ------------------------------------------------------------ the state
+
+    def on_restored(self, event: Restored) -> None:
+        """Begin with the state of a checkpoint."""
+        self.round, self.chain = event.round, event.chain
+        self.digest, self.digest_round = event.digest, event.round
+
+    def on_configured(self, event: Configured) -> None:
+        self.spec, self.terms = event.spec, event.terms
+        self.fragments, self.rounds_in_flight = event.fragments, event.rounds_in_flight
+
+    def on_applied(self, event: Applied) -> None:
+        self.digest, self.digest_round = event.digest, event.round
+
+    def on_resync(self) -> bool:
+        """Doubt our bytes; return whether to download those of the others.
+
+        Not while we are READY, which must not be taken back; the next round's digest asks again.
+        (Nobody is READY for a round after the next.)
+        """
+        if not self.is_replica or self.round + 1 in self.held:
+            return False
+        self.suspect = True
+        self.fell_behind("this peer's state is not that of most others, downloading theirs")
+        return True
+
     # ------------------------------------------------------------ the trainer
 
     def submitted(self, submission: Submitted) -> None:
@@ -92,7 +136,7 @@ class MemberState:
         """
         fragment = submission.fragment
         running = self._running(fragment)
-        missed = self._missed.owed(submission)
+        missed = self._missed.pending(submission)
         if submission.epoch != self.epoch:
             self._tell("reload", self.round, fragment)
         elif missed:
@@ -133,7 +177,7 @@ class MemberState:
             self._tell(kind, begin.round, begin.fragment, text=why)
 
     def _leave_out(self, begin: Begin) -> None:
-        kind, why = self._missed.verdict(begin, self.submissions.get(begin.fragment))
+        kind, why = self._missed.resolve(begin, self.submissions.get(begin.fragment))
         if kind:
             del self.submissions[begin.fragment]
             if why:
@@ -228,6 +272,28 @@ class MemberState:
         run = Run(round_number, attempt, begin.fragment, root)
         self.held[round_number] = Held(run, begin)
         return self.ready() if round_number == self.round + 1 else None
+
+    def on_reduce_failed(self, event: ReduceFailed) -> Miss | None:
+        """Return what to tell the coordinator of broken edges; None if the attempt is over."""
+        begin = self.begins.get(event.round)
+        if begin is None or begin.attempt != event.attempt:
+            return None
+        if not event.peers:
+            self.unusable(event.round, event.why)
+        names = ", ".join(short(peer) for peer in event.peers)
+        what = f"the exchange with {names} fails" if names else "this peer cannot take part"
+        self._emit(Note("miss", f"round {event.round}: {what}: {event.why}"))
+        missing = event.peers or (self.me,)
+        return Miss(begin.lineage, begin.view, event.round, event.attempt, missing)
+
+    def on_final_chunks(self, event: FinalChunks) -> Finals | None:
+        """Return what to tell the coordinator of what is left of an attempt that is over."""
+        begin = self.begins.get(event.round)
+        if begin is None or begin.attempt != event.attempt:
+            return None
+        digests = event.digests[: DIGEST_BYTES * KEPT_MAX]
+        tag = (begin.lineage, begin.view, event.round, event.attempt)
+        return Finals(*tag, digests, event.missing)
 
     def ready(self) -> Ready | None:
         """Return the READY that we can say about the next round, or None."""
@@ -327,7 +393,7 @@ class MemberState:
         self.round, self.chain = run.round, chain
         self._last_of[run.fragment] = run.round
         self.offer = b""
-        self.served.count(begin)
+        self.completed.count(begin)
         if begin is None or not self.is_replica:
             return
         self._emit(Apply(begin, chain, run.root))
@@ -388,7 +454,7 @@ class MemberState:
         path = self._path_to(*base) if not self.unsynced else None
         for held in path or ():
             self._apply(held)
-        self.served = Served(view)
+        self.completed = CompletedRounds(view)
         self.drop_attempts()
         if not self.chain and self.round == 0:
             self.chain = genesis_chain(view.lineage)
@@ -436,3 +502,58 @@ class MemberState:
         held = self.held.get(self.round + 1)  # of later ones we have never said READY
         runs = (held.run,) if held is not None else ()
         return Report(self.round, self.chain, self.holds, runs)
+
+
+_STEP = "a step of the optimizer"
+
+
+class MissedRounds:
+    """Remember which round without it our trainer has yet to hear of.
+
+    It is a part of the follower. A trainer hears once that a round goes on without it: at once if
+    something of it waits, else when it calls its next operation.
+    """
+
+    def __init__(self, me: bytes) -> None:
+        self._me = me
+        self._untold = 0  # the round of which it does not know yet
+        self._told = 0  # the last one of which it knows
+
+    def clear(self) -> None:
+        """Forget these rounds: they were of another view, or another trainer."""
+        self._untold = self._told = 0
+
+    def told(self, round_number: int) -> None:
+        self._told = round_number
+
+    def pending(self, submission: Submitted) -> int:
+        """Return the round that this submission comes too late for, 0 for none.
+
+        A step is for the next round, whichever that is.
+        """
+        pending, self._untold = self._untold, 0
+        if not pending or submission.operation is None:
+            return 0
+        self._told = pending
+        return pending
+
+    def resolve(self, begin: Begin, waiting: Submitted | None) -> tuple[str, str]:
+        """Return what to tell the trainer, and why; "" for nothing.
+
+        ``waiting`` is over if it is told.
+        """
+        if self._me not in begin.without or begin.round <= self._told:
+            return "", ""
+        if waiting is None:
+            self._untold = begin.round
+            return "", ""
+        mine, theirs = waiting.operation, begin.operation
+        if mine == theirs:
+            if mine is None:
+                return "", ""  # a late step hears of it with the commit
+            self._told = begin.round
+            return "missed", ""
+        self._told = begin.round
+        called, others = mine or _STEP, theirs or _STEP
+        why = f"this trainer called {called}, and the others {others} (round {begin.round})"
+        return "missed" if mine is None else "mismatch", why

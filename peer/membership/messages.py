@@ -1,7 +1,9 @@
 """Define the messages of the control links, as frozen dataclasses.
 
 Fields are only ever appended, with defaults, so that neighbouring versions understand each other.
-What decides (promises, votes, views, commits) is in votes.py and can be had from here too.
+``lineage`` and ``view`` stand first in every message that acts inside a view: a receiver drops
+other lineages, answers older views with INSTALL and asks newer ones by PROBE. What decides
+(promises, votes, commits) is signed (signing.py).
 """
 
 from __future__ import annotations
@@ -9,17 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from atoll.optim.manifest import FRAGMENTS_MAX
-from atoll.optim.run_spec import SPEC_BYTES_MAX
+from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
+from atoll.optim.manifest import (FRAGMENTS_MAX)
+from atoll.optim.run_spec import (PROBATION_MAX, SPEC_BYTES_MAX)
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.operations import OBJECT_BYTES_MAX, Operation, object_sizes
-from atoll.peer.membership.probation import Terms
 from atoll.peer.membership.view import (
     ANCESTORS_MAX,
     DEFAULT_RULES,
     MEMBERS_MAX,
     Attempts,
+    Ballot,
     Ballots,
     Digest,
     Incarnation,
@@ -30,20 +33,6 @@ from atoll.peer.membership.view import (
     Rules,
     View,
     Views,
-)
-from atoll.peer.membership.votes import (
-    Accept,
-    Accepted,
-    Commit,
-    Install,
-    InView,
-    Prepare,
-    Promise,
-    Proof,
-    Report,
-    Run,
-    Runs,
-    Vote,
 )
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import (
@@ -66,6 +55,7 @@ __all__ = [
     "HALTED_CHARS_MAX",
     "INIT",
     "MEMBERSHIP",
+    "NO_TERMS",
     "REDUCE",
     "STEP",
     "WEIGHT_MAX",
@@ -74,10 +64,10 @@ __all__ = [
     "AskFinals",
     "AskTrainers",
     "Begin",
+    "BootstrapConfig",
     "BootstrapHello",
     "Commit",
     "CoordinatorBeat",
-    "Cradle",
     "Finals",
     "Heartbeat",
     "InView",
@@ -102,6 +92,7 @@ __all__ = [
     "Resync",
     "Run",
     "SyncTarget",
+    "Terms",
     "Vote",
     "Yield",
 ]
@@ -113,12 +104,164 @@ Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
 Spec = Annotated[str, Within(0, SPEC_BYTES_MAX)]
 Text = Annotated[str, Within(0, 3 * SPEC_BYTES_MAX)]  # quotes two specifications
 Bytes = Annotated[int, Within(0, (1 << 62) - 1)]  # moved since the start
+Signature = Annotated[bytes, Within(0, 64)]  # Ed25519; empty before it is signed
+
+
+@dataclass(frozen=True, slots=True)
+class InView:
+    """Hold the fields with which every message inside a view begins."""
+
+    lineage: Lineage
+    view: Views
+
+
+# ---------------------------------------------------------------- elections, views and commits
+
+
+@message(wire="Run")
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Describe an attempt that a peer knows of.
+
+    It has the root of its result if the peer holds or attests it.
+    """
+
+    round: Rounds
+    attempt: Attempts
+    fragment: Fragment = 0
+    root: Digest = b""
+
+
+Runs = Annotated[tuple[Run, ...], Within(0, ROUNDS_IN_FLIGHT_MAX)]
+
+
+@message(wire="Prepare")
+@dataclass(frozen=True, slots=True)
+class Prepare(InView):
+    ballot: Ballot
+
+
+@message(wire="Report")
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Report what a voter holds, so that nothing that may have been committed is lost.
+
+    ``holds``: it has the state after ``round``; witnesses and peers in doubt have not.
+    """
+
+    round: Rounds
+    chain: Digest
+    holds: bool
+    runs: Runs = ()  # the results beyond `round` that it is READY for
+
+
+@message(wire="Promise")
+@dataclass(frozen=True, slots=True)
+class Promise(InView):
+    ballot: Ballot
+    report: Report
+    accepted_ballot: Ballot | None = None
+    accepted_view: View | None = None
+    inc: Incarnation = 0
+    sig: Signature = b""
+
+
+@message(wire="Accept")
+@dataclass(frozen=True, slots=True)
+class Accept(InView):
+    ballot: Ballot
+    proposal: View
+
+
+@message(wire="Accepted")
+@dataclass(frozen=True, slots=True)
+class Accepted(InView):
+    """Tell all voters of our vote for a proposal: every acceptor learns the decision itself."""
+
+    ballot: Ballot
+    proposal: View
+    inc: Incarnation = 0
+    sig: Signature = b""
+
+
+@message(wire="Vote")
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Say whose ACCEPTED it was, with its signature."""
+
+    peer: PeerId
+    inc: Incarnation
+    sig: Signature
+
+
+@message(wire="Proof")
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Show why a view is decided.
+
+    These voters of the view before it have accepted it at one ballot.
+    """
+
+    lineage: Lineage
+    view: Views
+    ballot: Ballot
+    votes: Annotated[tuple[Vote, ...], Within(0, MEMBERS_MAX)]
+
+
+@message(wire="Install")
+@dataclass(frozen=True, slots=True)
+class Install:
+    """Announce a decided view, with its proof; founding views have none.
+
+    ``leave`` of an older one has ended with it.
+    """
+
+    decided: View
+    proof: Proof | None = None
+
+
+@message(wire="Commit")
+@dataclass(frozen=True, slots=True)
+class Commit(InView):
+    """Order members to apply the round; signed by the view's coordinator (signing.py)."""
+
+    round: Rounds
+    attempt: Attempts
+    chain: Digest
+    inc: Incarnation = 0
+    sig: Signature = b""
+
+
+# ---------------------------------------------------------------- heartbeats
+
+
+@message(wire="Terms")
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Hold what the run's specification says of who counts in a round.
+
+    ``least`` is how many have to count; ``rule`` is the robust rule that needs them.
+    """
+
+    probation: Annotated[int, Within(0, PROBATION_MAX)] = 0
+    least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
+    rule: Annotated[str, Within(0, RULE_CHARACTERS_MAX)] = ""
+    audited: bool = False  # nobody's result is believed before most participants have the same
+    min_trainers: Annotated[int, Within(1, MEMBERS_MAX)] = 1  # unless the view has a number itself
+    asynchronous: bool = False  # a round is of those who have submitted, whoever else computes
+
+    def __post_init__(self) -> None:
+        if not self.rule.isprintable():
+            raise ValueError("the name of a rule is printable")
+
+
+NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
 
 
 @message(wire="Heartbeat")
 @dataclass(frozen=True, slots=True)
 class Heartbeat(InView):
-    """Tell the coordinator that a member (or learner) lives, and what waits there.
+    """Tell the coordinator that a member (or joiner) lives, and what waits there.
 
     It serves liveness, the barrier, and the repair of lost messages.
     """
@@ -184,6 +327,9 @@ class ObjectIs(InView):
     """Give the coordinator the object that our trainer gives to the GATHER that it waits for."""
 
     data: Annotated[bytes, Within(1, OBJECT_BYTES_MAX)]
+
+
+# ---------------------------------------------------------------- rounds
 
 
 @message(wire="Miss")
@@ -312,6 +458,9 @@ class Resync(InView):
     digest: Digest
 
 
+# ---------------------------------------------------------------- outside the view
+
+
 @message(wire="ProbeView")
 @dataclass(frozen=True, slots=True)
 class ProbeView(InView):
@@ -347,9 +496,9 @@ class JoinRefused:
 @message(wire="Learn")
 @dataclass(frozen=True, slots=True)
 class SyncTarget(InView):
-    """Tell a learner, as coordinator, the last commit and who has the state.
+    """Tell a joiner, as coordinator, the last commit and who has the state.
 
-    That is the view (its donors) if the learner lacks it, and archives, which are donors too.
+    That is the view (its donors) if the joiner lacks it, and archives, which are donors too.
     """
 
     round: Rounds
@@ -379,7 +528,7 @@ class Yield(InView):
 
 @message(wire="Cradle")
 @dataclass(frozen=True, slots=True)
-class Cradle:
+class BootstrapConfig:
     """Name those whom founders wait for.
 
     They are all ``founders`` (addresses), where a run begins; or a majority of ``voters``, the
@@ -399,12 +548,12 @@ class Cradle:
 class BootstrapHello:
     """Call others, to found or resume a run with them.
 
-    It says who waits for them, what it holds, and the lineages after the cradle's in which it has
-    learnt that.
+    It says who waits for them, what it holds, and the lineages since in which it
+    has got that.
     """
 
     member: Member
-    cradle: Cradle  # what it is called on the wire
+    cradle: BootstrapConfig  # what it is called on the wire
     round: Rounds = 0
     chain: Digest = b""
     since: Annotated[tuple[Lineage, ...], Within(0, ANCESTORS_MAX)] = ()

@@ -7,37 +7,44 @@ and in the simulator.
 Theory. Views are numbered; whoever acts in a newer one tells whoever speaks in an older one
 (INSTALL), and whoever hears of a newer one asks for it (PROBE). Every message to oneself goes
 through the same handlers as everyone else's, so the coordinator is an ordinary member that also
-coordinates. The parts: phase.py (the table), view_change.py (from view to view), member.py and
-syncing.py (rounds and state as a member), orders.py (what the
-coordinator says), reports.py (what trainer and data plane say),
-coordinator.py, attempt.py, attempt_cleanup.py and admission.py (rounds and members as the
-coordinator), election.py and consensus.py (the next view when the coordinator is lost),
-lineages.py (forks), joining.py and bootstrap.py (outside the view), signing.py (what is signed).
+coordinates.
+
+The machine is split by who owns which fields. The node alone changes ``view``, ``phase`` and
+``coordinator``. Each part owns the fields of its concept, is given the :class:`Situation` to read,
+and knows nothing of the node: it emits effects, and returns what the node is to decide. The parts:
+phase.py (the table), view_change.py (which view replaces ours), member.py and syncing.py (rounds
+and state as a member), coordinator.py, attempt.py and admission.py (rounds and members as the
+coordinator), election.py and consensus.py (the next view when the coordinator is lost), forks.py
+(other lineages), joining.py and bootstrap.py (outside the view), signing.py (what is signed),
+heartbeats.py (what others hear of us meanwhile).
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from atoll.collectives.errors import IncompatibleRunError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.bootstrap import Genesis
+from atoll.peer.membership.bans import BansBelieved
+from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.coordinator import Coordinator
 from atoll.peer.membership.election import Election
+from atoll.peer.membership.forks import Forks
 from atoll.peer.membership.heartbeats import Heartbeats
 from atoll.peer.membership.joining import Joining
-from atoll.peer.membership.lineages import Lineages
+from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
-from atoll.peer.membership.orders import Orders
+from atoll.peer.membership.participation import too_few_trainers, wrong_weights
 from atoll.peer.membership.phase import Phase, Trigger, next_phase
-from atoll.peer.membership.reports import Reports
 from atoll.peer.membership.signing import Signatures, Signer
+from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.syncing import StateSync
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Member, View, genesis_chain, short
-from atoll.peer.membership.view_change import ViewChange
+from atoll.peer.membership.view_change import ViewChange, judge, names_later_life
 from atoll.peer.net.wire import name_of
 
 
@@ -50,272 +57,489 @@ class Node:
     def __init__(
         self, me: Member, timing: Timing | None = None, signer: Signer | None = None
     ) -> None:
-        self.me = me
-        self.timing = self._unpaced = timing or Timing()
-        self.phase = Phase.OUT
-        self.view: View | None = None
-        self.spec = ""  # the run specification this peer holds state for, shown when a JOIN differs
-        self.rounds_in_flight = 1
-        self.signatures = Signatures(me.peer, signer, self.emit)
-        self.follower = MemberState(me, self.emit)
+        here = self._here = Situation(me, timing or Timing())
+        self.proof: ms.Proof | None = None  # why the present view is decided, for whom we tell
         self.coordinator: Coordinator | None = None
         self.election: Election | None = None
-        self.linked: set[bytes] = set()
-        self.srtt_s: dict[bytes, float] = {}
-        self.refused: set[bytes] = set()
-        self.leave_by_s: float | None = None
-        self._asked_trainers = (0, 0.0)  # what rounds are to need, until when that is repeated
-        self.now_s = 0.0
+        self.follower = MemberState(me, here.emit)
+        self.signatures = Signatures(me.peer, signer, here.emit)
+        self.syncing = StateSync(here, self.follower)
+        self.forks = Forks(here, self.follower)
+        self.joining = Joining(here, self.follower)
+        self.bootstrap = Bootstrap(here, self.follower, self.joining)
+        self.heartbeats = Heartbeats(here, self.follower, self.joining)
         self._due_s = 0.0  # when we wanted to be called again
-        self._out: list[ev.Effect] = []
-        self._local: deque[object] = deque()  # messages to ourselves
-        self.syncing = StateSync(self)
-        self.lineages = Lineages(self)
-        self.joining = Joining(self)
-        self.bootstrap = Genesis(self)
-        self.changes = ViewChange(self)
-        self.heartbeats = Heartbeats(self)
-        self.enter_bootstrap_view = self.changes.enter_bootstrap_view
-        self.yield_to = self.changes.yield_to
-        self._orders = Orders(self)
-        self._handlers = self._event_handlers()
-        self._messages = self._message_handlers()
+        self._refused_begin: tuple[bytes, int, int] | None = None
 
     # ------------------------------------------------------------ the contract
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take one event at a monotonic time; return what the shell has to do, in order."""
-        self.now_s = max(self.now_s, now_s)
-        if self.phase is not Phase.LEFT:
-            self._forgive_own_pause()
-            self._handlers[type(event)](event)
+        here = self._here
+        here.now_s = max(here.now_s, now_s)
+        if here.phase is not Phase.LEFT:
+            self._discount_own_pause()
+            _EVENTS[type(event)](self, event)
             self._settle()
-            self._due_s = self.next_deadline_s() or self.now_s
-        out, self._out = self._out, []
-        return out
-
-    def _settle(self) -> None:
-        """Act on the facts; what that told ourselves may call for another step."""
-        self._deliver_local()
-        while self.phase is not Phase.LEFT:
-            self._step()
-            if not self._local:
-                return
-            self._deliver_local()
-
-    def _forgive_own_pause(self) -> None:
-        pause_s = self.now_s - self._due_s
-        if self._due_s and pause_s > self.timing.heartbeat_s:
-            self._with_election(lambda election: election.discount_pause(pause_s))
-            self._lead(lambda lead: lead.discount_pause(pause_s))
+            self._due_s = self.next_deadline_s() or here.now_s
+        return here.take_effects()
 
     def next_deadline_s(self) -> float | None:
         """Return when :class:`Tick` is due at the latest, on the clock of :meth:`handle`.
 
         None when there is nothing to wait for.
         """
-        if self.phase is Phase.LEFT:
+        here = self._here
+        if here.phase is Phase.LEFT:
             return None
         if self._busy():
-            return self.now_s + self.timing.step_s
-        return min(self.heartbeats.next_s, self.now_s + self.timing.heartbeat_s)
+            return here.now_s + here.timing.step_s
+        return min(self.heartbeats.next_s, here.now_s + here.timing.heartbeat_s)
+
+    def advertise(self, address: str) -> None:
+        """Let others reach this peer there; to be called before anything else happens."""
+        me = self._here.me
+        self._here.me = Member(me.peer, me.inc, me.role, address)
+
+    @property
+    def me(self) -> Member:
+        return self._here.me
+
+    @property
+    def timing(self) -> Timing:
+        return self._here.timing
+
+    @property
+    def now_s(self) -> float:
+        return self._here.now_s
+
+    @property
+    def phase(self) -> Phase:
+        return self._here.phase
+
+    @property
+    def view(self) -> View | None:
+        return self._here.view
+
+    @property
+    def known_view(self) -> View | None:
+        """Return the view that this peer is in or, outside, that it was told of."""
+        return self._here.view or self.joining.view
+
+    @property
+    def linked(self) -> set[bytes]:
+        return self._here.linked
+
+    @property
+    def refused(self) -> set[bytes]:
+        return self._here.refused
+
+    @property
+    def leave_by_s(self) -> float | None:
+        """Return when this peer leaves at the latest, if somebody here wants it to."""
+        return self._here.leave_by_s
+
+    @property
+    def frozen(self) -> bool:
+        """Return whether this peer has promised a candidate to say no more READY in this view."""
+        return self.election is None or self.election.acceptor.frozen
+
+    # ------------------------------------------------------------ the course of an event
+
+    def _discount_own_pause(self) -> None:
+        here = self._here
+        pause_s = here.now_s - self._due_s
+        if self._due_s and pause_s > here.timing.heartbeat_s:
+            if self.election is not None:
+                self.election.discount_pause(pause_s)
+            if self.coordinator is not None:
+                self.coordinator.discount_pause(pause_s)
+
+    def _settle(self) -> None:
+        """Act on the facts; what that told ourselves may call for another step."""
+        self._deliver_to_self()
+        while self._here.phase is not Phase.LEFT:
+            self._step()
+            if not self._deliver_to_self():
+                return
+
+    def _deliver_to_self(self) -> bool:
+        """Handle what we have sent to ourselves; return whether there was anything."""
+        any_came = False
+        while self._here.phase is not Phase.LEFT:
+            message = self._here.take_message()
+            if message is None:
+                break
+            any_came = True
+            self._on_message(self._here.me.peer, message)
+        return any_came
+
+    def _step(self) -> None:
+        here = self._here
+        if here.leave_by_s is not None and (here.now_s >= here.leave_by_s or self._alone()):
+            self._leave()
+            return
+        if here.view is None or here.view.number == 0:
+            found = self.bootstrap.step()
+            if found is not None:
+                self._enter_bootstrap_view(found)
+        if here.view is None:
+            if not self.bootstrap.waiting:
+                self.joining.step()
+        elif self.election is not None:
+            if self.coordinator is not None:
+                self._step_coordinator(self.coordinator, self.election)
+            else:
+                self._follow(self.election.step())
+        self.syncing.step()
+        self.forks.step(self.coordinator)
+        self.heartbeats.forget_fulfilled()
+        self.heartbeats.step(self.coordinator, self.election)
+
+    def _step_coordinator(self, lead: Coordinator, election: Election) -> None:
+        here, me, own = self._here, self._here.me.peer, self.follower
+        lead.roster.heard(me, self.heartbeats.heartbeat(election.acceptor), here.now_s)
+        if not lead.roster.has_given(me):
+            lead.roster.give(me, own.given)
+        if own.offer and own.round == 0:
+            lead.on_offer(me, own.offer, here.now_s)
+        if (asked := self.heartbeats.asked_trainers()) is not None:
+            lead.admission.ask_trainers(asked)
+        lead.rival = self.forks.rival()
+        lead.step(here.now_s)
+        alive = lead.roster.alive(here.now_s)
+        if not lead.hears_quorum(here.now_s):
+            self._follow(election.lost_quorum())
+            if self.coordinator is not None:
+                election.probe_missing(alive)
+            return
+        election.has_quorum()
+        since_s = lead.without_base_since_s
+        frozen = lead.roster.frozen(alive)
+        if frozen > 0:
+            self._follow(election.outbid(frozen))
+        elif since_s is not None and here.now_s - since_s > here.timing.lost_s:
+            # Nobody that we hear has the base: let an election find what is left.
+            self._follow(election.campaign())
+
+    # ------------------------------------------------------------ what this peer knows of itself
 
     def _busy(self) -> bool:
         lead = self.coordinator
         electing = self.election is not None and self.election.busy
         return electing or (lead is not None and lead.busy)
 
-    @property
-    def known_view(self) -> View | None:
-        """Return the view that this peer is in or, outside, that it was told of."""
-        return self.view or self.joining.taught
+    def _alone(self) -> bool:
+        lead = self.coordinator
+        return lead is not None and lead.roster.alive(self._here.now_s) == {self._here.me.peer}
 
-    def emit(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Send) and effect.peer == self.me.peer:
-            self._local.append(effect.message)
-        else:
-            self._out.append(effect)
+    def _hears_quorum(self) -> bool | None:
+        """Return whether this peer, as the coordinator, hears a quorum; None if it is none."""
+        lead = self.coordinator
+        return None if lead is None else lead.hears_quorum(self._here.now_s)
 
-    def _deliver_local(self) -> None:
-        while self._local and self.phase is not Phase.LEFT:
-            self._on_message(self.me.peer, self._local.popleft())
+    def _has_coordinator(self) -> bool:
+        """Return whether a coordinator is heard, by us as a member."""
+        return self.election is not None and self.election.waiting_for() is None
 
-    def go(self, trigger: Trigger) -> None:
-        self.phase = next_phase(self.phase, trigger)
+    def _is_coordinator(self, peer: bytes) -> bool:
+        return self._here.view is not None and peer == self._here.view.coordinator
 
-    def pace(self) -> None:
-        """Let the limits follow the slowest round trip to a member of the view."""
-        members = self.view.peers if self.view else ()
-        slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
-        self.timing = self._unpaced.paced(slowest_s, len(members))
+    def _gone(self, peer: bytes, how: str) -> None:
+        """Note that this life of a member has certainly ended; silence alone never says so."""
+        here = self._here
+        if peer in here.refused or here.view is None or here.view.member(peer) is None:
+            return
+        here.refused.add(peer)
+        if self.coordinator is not None:
+            self.coordinator.roster.refused(peer)
+        here.emit(ev.Note("dead", f"{short(peer)} is gone: {how}", peer))
 
-    # ------------------------------------------------------------ events
+    # ------------------------------------------------------------ from view to view
 
-    def _event_handlers(self) -> dict[type, Callable[[Any], None]]:
-        return {
-            **Reports(self).handlers,
-            ev.Tick: lambda _: None,
-            ev.Found: self._on_found,
-            ev.Cradle: self.bootstrap.start,
-            ev.Received: lambda e: self._on_message(e.source, e.message),
-            ev.LinkUp: self._on_link_up,
-            ev.LinkDown: self._on_link_down,
-            ev.Probed: self._on_probed,
-            ev.Incarnated: self._on_incarnated,
-            ev.LeaveAsked: self._on_leave_asked,
-            ev.HandOver: self._on_hand_over,
-            ev.TrainersAsked: self._on_trainers_asked,
-            ev.Advised: self._on_advised,
-            ev.BansBelieved: lambda e: self.follower.bans.set(e.bans),
-        }
+    def _go(self, trigger: Trigger) -> None:
+        self._here.phase = next_phase(self._here.phase, trigger)
+
+    def _follow(self, trigger: Trigger | None) -> None:
+        """Do what our election has come to: as a candidate or a voter, nobody coordinates."""
+        if trigger is not None:
+            self._go(trigger)
+            self.coordinator = None
 
     def _on_found(self, event: ev.Found) -> None:
-        own = self.follower
+        own, me = self.follower, self._here.me
         chain = own.chain or genesis_chain(event.lineage)
         view = View(
             event.lineage,
             1,
-            (self.me,),
-            self.me.peer,
+            (me,),
+            me.peer,
             own.round,
             chain,
             ancestors=event.ancestors,
             rules=event.rules,
             since=own.round,
         )
-        self.changes.enter(view)
+        self._enter(view)
+
+    def _on_install(self, install: ms.Install) -> None:
+        """Act on a view of which somebody says that it is decided, and shows why."""
+        vote = self.election.acceptor.accepted if self.election is not None else None
+        accepted = vote.proposal if vote is not None else None
+        renewing = self.joining.renewing
+        change = judge(install, self._here, self.signatures, accepted, renewing=renewing)
+        if change is ViewChange.ENTER:
+            self._enter(install.decided, install.proof)
+        elif change is ViewChange.EXCLUDED:
+            self._excluded(install)
+
+    def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
+        """Install a view that is decided by votes that we have heard ourselves.
+
+        A fork binds only those who made it: others meet it as another lineage.
+        """
+        if self.election is None or not self.signatures.genuine(source, vote):
+            return
+        decision = self.election.on_accepted(source, vote)
+        if decision is None:
+            return
+        decided, proof = decision
+        if not decided.fork or decided.member(self._here.me.peer) is not None:
+            self._on_install(ms.Install(decided, proof))
+
+    def _enter(self, decided: View, proof: ms.Proof | None = None) -> None:
+        """Enter a view; all state of the old one ends here."""
+        here = self._here
+        old, led = here.view, self.coordinator
+        silences_s = self.election.silences_s() if self.election is not None else {}
+        here.view, self.proof, self.coordinator = decided, proof, None
+        here.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
+        here.pace()
+        self.signatures.new_view()
+        self.election = Election(here, self.follower, self.signatures, decided)
+        self.heartbeats.soon()
+        self.heartbeats.forget_reasons()
+        leads = decided.coordinator == here.me.peer
+        self._go(Trigger.LED if leads else Trigger.FOLLOWED)
+        here.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
+        here.emit(ev.Installed(decided))
+        self.follower.on_install(decided)
+        self.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
+        self.forks.on_install(old, decided)
+        if leads:
+            self._lead(decided, old, led, silences_s)
+
+    def _lead(
+        self,
+        decided: View,
+        old: View | None,
+        led: Coordinator | None,
+        silences_s: dict[bytes, float],
+    ) -> None:
+        """Coordinate a view, with what we know from the one before: we ``led`` it, or not."""
+        here = self._here
+        lead = self.coordinator = Coordinator(
+            decided,
+            here.me.peer,
+            self.follower,
+            here.timing,
+            here.emit,
+            here.now_s,
+            sign=partial(self.signatures.signed, inc=here.me.inc),
+            rounds_in_flight=self.follower.rounds_in_flight,
+        )
+        if led is not None:
+            lead.take_over(led)
+        for peer, since_s in silences_s.items():
+            lead.roster.silent_since(peer, since_s)
+        for peer in here.refused:
+            lead.roster.refused(peer)
+        for peer in sorted({*decided.peers, *(old.peers if old else ())}):
+            self._tell_view(peer)
+        if here.leave_by_s is not None:
+            lead.admission.leaving.add(here.me.peer)
+
+    def _enter_bootstrap_view(self, bootstrap_view: View) -> None:
+        """Enter the imaginary view of the founders: it has an election and nothing else."""
+        here, own = self._here, self.follower
+        here.view, self.proof = bootstrap_view, None
+        self._go(Trigger.FOLLOWED)
+        if own.round == 0:
+            own.chain = genesis_chain(bootstrap_view.lineage)
+        for member in bootstrap_view.members:
+            if member.peer not in here.linked and member.peer != here.me.peer:
+                here.emit(ev.Connect(member.peer, member.address))
+        self.election = Election(here, own, self.signatures, bootstrap_view, self.bootstrap)
+
+    def _excluded(self, install: ms.Install) -> None:
+        """Come back as a new incarnation, or be gone: the others go on without this one.
+
+        A first view may be lost before we are in, and then its members found the run once more.
+        """
+        decided, view = install.decided, self._here.view
+        founding = view is not None and view.number == 0
+        text = f"view {decided.number} is without this peer; joining again as a new incarnation"
+        if self._out_of_view(text, "excluded"):
+            if founding and self._here.me.peer in decided.peers:
+                self.bootstrap.fall_back(decided)
+            self.joining.excluded(install)
+
+    def _yield_to(self, meet: ms.Meet, why: str) -> None:
+        """End our lineage here and join the other one.
+
+        Should that be lost before we are in, our own members go on together from what they hold:
+        theirs may be all that is left.
+        """
+        ours = self._here.view
+        text = f"giving way to lineage {meet.lineage.hex()[:16]}: {why}; joining it"
+        if self._out_of_view(text, "yield"):
+            self._here.emit(ev.Connect(meet.coordinator.peer, meet.coordinator.address))
+            if ours is not None:
+                self.bootstrap.fall_back(ours)
+            self.joining.renew()
+
+    def _out_of_view(self, text: str, kind: str) -> bool:
+        """Leave the view; return False if this peer wanted to leave anyway, and has now."""
+        here = self._here
+        if here.leave_by_s is not None:
+            self._leave()
+            return False
+        here.emit(ev.Note(kind, text))
+        self.bootstrap.stop()  # there is a run: never found it again
+        self.heartbeats.forget_reasons()
+        self._go(Trigger.EXCLUDED)
+        self.follower.on_excluded()
+        self.syncing.excluded()
+        here.view = self.election = self.coordinator = None
+        return True
+
+    def _on_leave_asked(self) -> None:
+        here = self._here
+        if here.leave_by_s is not None:
+            return
+        here.leave_by_s = here.now_s + here.timing.leave_s
+        self.heartbeats.soon()
+        if here.view is None or self._alone():
+            self._leave()
+        elif self.coordinator is not None:
+            self.coordinator.admission.leaving.add(here.me.peer)
+
+    def _leave(self) -> None:
+        self._go(Trigger.LEAVE)
+        self.coordinator = None
+        self._here.emit(ev.Left())
+
+    # ------------------------------------------------------------ links, and what people ask for
 
     def _on_link_up(self, event: ev.LinkUp) -> None:
-        self.linked.add(event.peer)
-        self.refused.discard(event.peer)
-        self.srtt_s[event.peer] = event.srtt_s
+        here = self._here
+        here.linked.add(event.peer)
+        here.refused.discard(event.peer)
+        here.srtt_s[event.peer] = event.srtt_s
         self.heartbeats.soon()
         self.joining.soon()
         self.bootstrap.soon()
 
     def _on_link_down(self, event: ev.LinkDown) -> None:
-        self.linked.discard(event.peer)
-        self.srtt_s.pop(event.peer, None)
-        self.probe(event.peer)
-
-    def probe(self, peer: bytes) -> None:
-        member = self.view.member(peer) if self.view else None
-        if member is not None and peer != self.me.peer and peer not in self.refused:
-            self.emit(ev.ProbePeer(peer, member.address))
+        self._here.linked.discard(event.peer)
+        self._here.srtt_s.pop(event.peer, None)
+        self._here.probe(event.peer)
 
     def _on_probed(self, event: ev.Probed) -> None:
-        if event.answer == "refused" and event.peer not in self.linked:
-            self.gone(event.peer, "nothing listens at its address any more")
-
-    def gone(self, peer: bytes, how: str) -> None:
-        """Note that this life of a member has certainly ended; silence alone never says so."""
-        if peer in self.refused or self.view is None or self.view.member(peer) is None:
-            return
-        self.refused.add(peer)
-        self._lead(lambda c: c.roster.refused(peer))
-        self.emit(ev.Note("dead", f"{short(peer)} is gone: {how}", peer))
+        if event.answer == "refused" and event.peer not in self._here.linked:
+            self._gone(event.peer, "nothing listens at its address any more")
 
     def _on_incarnated(self, event: ev.Incarnated) -> None:
-        self.me = Member(self.me.peer, event.inc, self.me.role, self.me.address)
+        me = self._here.me
+        self._here.me = Member(me.peer, event.inc, me.role, me.address)
         self.joining.incarnated()
-
-    def _on_leave_asked(self, _: ev.LeaveAsked) -> None:
-        if self.leave_by_s is not None:
-            return
-        self.leave_by_s = self.now_s + self.timing.leave_s
-        self.heartbeats.soon()
-        if self.view is None or self._alone():
-            self.leave()
-        elif self.coordinator is not None:
-            self.coordinator.admission.leaving.add(self.me.peer)
-
-    def _alone(self) -> bool:
-        lead = self.coordinator
-        return lead is not None and lead.roster.alive(self.now_s) == {self.me.peer}
-
-    def leave(self) -> None:
-        self.go(Trigger.LEAVE)
-        self.coordinator = None
-        self.emit(ev.Left())
 
     def _on_hand_over(self, event: ev.HandOver) -> None:
         if self.coordinator is not None:
             self.coordinator.admission.successor = event.peer
 
-    def _on_trainers_asked(self, event: ev.TrainersAsked) -> None:
-        self._asked_trainers = (event.min_trainers, self.now_s + self.timing.ask_s)
-        self.heartbeats.soon()
-
-    def asked_trainers(self) -> int | None:
-        """Return the number of trainers that is asked for here and not in the view's rules yet."""
-        count, until_s = self._asked_trainers
-        return count if self.view is not None and self.now_s < until_s else None
-
-    def _forget_fulfilled(self) -> None:
-        """Forget a number of trainers that was asked for, once the view's rules have it.
-
-        It is asked for once: who asks for another number after that is not to be asked back.
-        """
-        if self.view is not None and self.view.rules.min_trainers == self._asked_trainers[0]:
-            self._asked_trainers = (0, 0.0)
-
-    def _on_ask_trainers(self, source: bytes, ask: ms.AskTrainers) -> None:
-        self._lead(lambda c: c.admission.ask_trainers(ask.min_trainers))
-
-    def _on_advised(self, event: ev.Advised) -> None:
+    def _on_advised(self, event: Advised) -> None:
         if self.coordinator is not None:
             self.coordinator.advice = event
 
+    # ------------------------------------------------------------ the trainer and the data plane
+
+    # Each of these changes a fact about this peer. Where somebody waits for it a heartbeat goes at
+    # once, so that the news does not take a quarter of a second.
+
+    def _on_attached(self, event: ev.Attached) -> None:
+        self.follower.came(event.waits)
+        self.heartbeats.soon()
+
+    def _on_detached(self) -> None:
+        self.follower.detached()
+        self.heartbeats.soon()
+
+    def _on_offered(self, event: ev.Offered) -> None:
+        self.follower.offer = event.blob
+        self.heartbeats.soon()
+
+    def _on_submitted(self, event: ev.Submitted) -> None:
+        self.follower.submitted(event)
+        self.heartbeats.soon()
+
+    def _on_reduced(self, event: ev.AttemptReduced) -> None:
+        self._send_ready(self.follower.on_reduced(event.round, event.attempt, event.root))
+
+    def _on_reduce_failed(self, event: ev.ReduceFailed) -> None:
+        miss = self.follower.on_reduce_failed(event)
+        if miss is not None:
+            self._to_coordinator(miss)
+            for peer in event.peers:
+                self._here.probe(peer)
+
+    def _on_final_chunks(self, event: ev.FinalChunks) -> None:
+        finals = self.follower.on_final_chunks(event)
+        if finals is not None:
+            self._to_coordinator(finals)
+
+    def _on_applied(self, event: ev.Applied) -> None:
+        self.follower.on_applied(event)
+        self.heartbeats.soon()
+
+    def _on_progressed(self, event: ev.Progressed) -> None:
+        self.heartbeats.progress_bytes = event.total_bytes
+
+    def _on_caught_up(self, event: ev.CaughtUp) -> None:
+        self.syncing.on_caught_up(event)
+        self.heartbeats.soon()
+
+    def _on_configured(self, event: ev.Configured) -> None:
+        self.follower.on_configured(event)
+        if self.coordinator is not None:
+            self.coordinator.in_flight_max = event.rounds_in_flight
+
     # ------------------------------------------------------------ messages
 
-    def _message_handlers(self) -> dict[type, Callable[[bytes, Any], None]]:
-        return {
-            **self._orders.handlers,
-            ms.Heartbeat: lambda s, m: self._lead(lambda c: c.on_heartbeat(s, m, self.now_s)),
-            ms.Offer: lambda s, m: self._lead(lambda c: c.on_offer(s, m.blob, self.now_s)),
-            ms.ObjectIs: lambda s, m: self._lead(lambda c: c.roster.give(s, m.data)),
-            ms.Miss: lambda s, m: self._lead(lambda c: c.on_miss(s, m)),
-            ms.Ready: lambda s, m: self._lead(lambda c: c.on_ready(s, m)),
-            ms.Finals: lambda s, m: self._lead(lambda c: c.on_finals(s, m)),
-            ms.Prepare: lambda s, m: self._with_election(lambda e: e.on_prepare(s, m)),
-            ms.Promise: self._on_promise,
-            ms.Accept: lambda s, m: self._with_election(lambda e: e.on_accept(m)),
-            ms.Accepted: self._on_accepted,
-            ms.Install: lambda s, m: self.changes.on_install(m),
-            ms.ProbeView: lambda s, m: self.tell_view(s),
-            ms.Meet: self.lineages.on_meet,
-            ms.BootstrapHello: self.bootstrap.on_bootstrap_hello,
-            ms.Join: self.joining.answer,
-            ms.Redirect: self.joining.on_redirect,
-            ms.JoinRefused: self.joining.on_refused,
-            ms.SyncTarget: self._on_sync_target,
-            ms.Leave: self._on_leave,
-            ms.AskTrainers: self._on_ask_trainers,
-        }
-
     def _on_message(self, source: bytes, message: object) -> None:
-        handler = self._messages.get(type(message))
+        handler = _MESSAGES.get(type(message))
         if handler is None:
             text = f"{short(source)} sent a {name_of(message)}, which nobody expects"
-            self.emit(ev.Note("protocol", text, source))
+            self._here.emit(ev.Note("protocol", text, source))
             return
         if isinstance(message, ms.InView) and not isinstance(message, ms.SyncTarget):
             if not self._in_step(source, message) or not self._may_speak(source, message):
                 return
-            self.refused.discard(source)
-            if self._is_coordinator(source) and source != self.me.peer:
-                # Not ourselves: who has yielded must not take itself for alive.
-                self._with_election(lambda e: e.heard_coordinator())
-        handler(source, message)
+            self._here.refused.discard(source)
+            # Not from ourselves: who has yielded must not take itself for alive.
+            heard = self._is_coordinator(source) and source != self._here.me.peer
+            if heard and self.election is not None:
+                self.election.heard_coordinator()
+        handler(self, source, message)
 
     def _may_speak(self, source: bytes, message: ms.InView) -> bool:
         """Return whether this peer may say such a thing.
 
-        Learners beat; orders come from the coordinator; all the rest is said among members.
+        Joiners beat; orders come from the coordinator; all the rest is said among members.
         """
-        if type(message) in self._orders.handlers:
+        if type(message) in _ORDERS:
             return self._is_coordinator(source)
-        named = self.view is not None and self.view.member(source) is not None
+        named = self._here.view is not None and self._here.view.member(source) is not None
         return named or isinstance(message, ms.Heartbeat | ms.ProbeView)
 
     def _in_step(self, source: bytes, message: ms.InView) -> bool:
@@ -323,103 +547,234 @@ class Node:
 
         Else tell or ask for the newer view.
         """
-        view = self.view
+        view = self._here.view
         if view is not None and message.lineage in view.ancestors:
-            self.tell_view(source)  # it does not know that its lineage has gone on in ours
+            self._tell_view(source)  # it does not know that its lineage has gone on in ours
         if view is None or message.lineage != view.lineage:
             return False
         if message.view < view.number:
-            self.tell_view(source)
+            self._tell_view(source)
         elif message.view > view.number:
-            self.emit(ev.Send(source, ms.ProbeView(view.lineage, view.number)))
+            self._here.emit(ev.Send(source, ms.ProbeView(view.lineage, view.number)))
         return message.view == view.number
 
-    def tell_view(self, peer: bytes) -> None:
-        if self.view is not None and self.view.number > 0 and peer != self.me.peer:
-            self.emit(ev.Send(peer, ms.Install(self.view, self.changes.proof)))
+    def _tell_view(self, peer: bytes) -> None:
+        view = self._here.view
+        if view is not None and view.number > 0 and peer != self._here.me.peer:
+            self._here.emit(ev.Send(peer, ms.Install(view, self.proof)))
 
-    def _is_coordinator(self, peer: bytes) -> bool:
-        return self.view is not None and peer == self.view.coordinator
+    def _to_coordinator(self, message: object) -> None:
+        if self._here.view is not None:
+            self._here.emit(ev.Send(self._here.view.coordinator, message))
 
-    def has_coordinator(self) -> bool:
-        """Return whether a coordinator is heard, by us as a member."""
-        election = self.election
-        return election is not None and election.waiting_for() is None
+    # ------------------------------------------------------------ orders of the coordinator
 
-    def _with_election(self, act: Callable[[Election], None]) -> None:
+    def _on_begin(self, source: bytes, begin: ms.Begin) -> None:
+        own, view = self.follower, self._here.view
+        wrong = ""
+        if view is not None:
+            wrong = too_few_trainers(begin, view, own.terms)
+            wrong = wrong or wrong_weights(begin, view, own.terms)
+        if wrong:
+            self._refuse(source, begin, wrong)
+        elif not self.frozen:
+            self._send_ready(own.on_begin(begin))
+
+    def _refuse(self, source: bytes, begin: ms.Begin, wrong: str) -> None:
+        """Note once of each attempt why we take no part: BEGIN is repeated."""
+        attempt = (begin.lineage, begin.view, begin.attempt)
+        if attempt != self._refused_begin:
+            self._refused_begin = attempt
+            text = f"round {begin.round} attempt {begin.attempt} is rejected: {wrong}"
+            self._here.emit(ev.Note("rejected", text, source))
+
+    def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
+        self.heartbeats.heard(beat)
+        if beat.commit is not None:
+            self._on_commit(source, beat.commit)  # in case it was lost
+        self._aim(beat.round, beat.chain)
+
+    def _on_commit(self, source: bytes, commit: ms.Commit) -> None:
+        own = self.follower
+        if commit.round > own.round and self.signatures.genuine(source, commit):
+            own.committed(commit.round, commit.chain)
+            self._aim(commit.round, commit.chain)
+            self._send_ready(own.ready())  # the next round's turn
+
+    def _on_notice(self, notice: ms.Notice) -> None:
+        if not self.frozen:
+            self._send_ready(self.follower.on_notice(notice))
+
+    def _send_ready(self, ready: ms.Ready | None) -> None:
+        if ready is not None and not self.frozen:
+            self._to_coordinator(ready)
+
+    def _on_resync(self) -> None:
+        if self.follower.on_resync():
+            self._aim(self.follower.round, self.follower.chain)
+
+    def _aim(self, round_number: int, chain: bytes) -> None:
+        if self._here.view is not None:
+            self.syncing.aim(round_number, chain, self._here.view)
+
+    # ------------------------------------------------------------ among members
+
+    def _on_prepare(self, source: bytes, prepare: ms.Prepare) -> None:
         if self.election is not None:
-            act(self.election)
-
-    def _lead(self, act: Callable[[Coordinator], None]) -> None:
-        if self.coordinator is not None:
-            act(self.coordinator)
-
-    def frozen(self) -> bool:
-        return self.election is None or self.election.acceptor.frozen
+            self._follow(self.election.on_prepare(source, prepare, self._hears_quorum()))
 
     def _on_promise(self, source: bytes, promise: ms.Promise) -> None:
-        if self.signatures.genuine(source, promise):
-            self._with_election(lambda e: e.on_promise(source, promise))
+        if self.signatures.genuine(source, promise) and self.election is not None:
+            self.election.on_promise(source, promise)
 
-    def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
-        if self.election is None or not self.signatures.genuine(source, vote):
-            return
-        decided = self.election.on_accepted(source, vote)
-        if decided is not None:
-            self.changes.on_decided(*decided)
-
-    def _on_sync_target(self, source: bytes, learn: ms.SyncTarget) -> None:
-        if self.view is None:
-            self.joining.on_sync_target(source, learn)
-            self.heartbeats.soon()
+    def _on_accept(self, accept: ms.Accept) -> None:
+        if self.election is not None:
+            self.election.on_accept(accept)
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
-        member = self.view.member(source) if self.view else None
+        member = self._here.view.member(source) if self._here.view else None
         if self.coordinator is not None and member is not None and member.inc == leave.inc:
             self.coordinator.admission.leaving.add(source)
 
-    # ------------------------------------------------------------ time
+    def _tell_lead(self, act: Callable[[Coordinator], object]) -> None:
+        if self.coordinator is not None:
+            act(self.coordinator)
 
-    def _step(self) -> None:
-        now_s = self.now_s
-        if self.leave_by_s is not None and (now_s >= self.leave_by_s or self._alone()):
-            self.leave()
+    # ------------------------------------------------------------ with those outside the view
+
+    def _on_join(self, source: bytes, join: ms.Join) -> None:
+        """Take the joiner in, as a member, or tell it whom to ask."""
+        view, spec = self._here.view, self.follower.spec
+        if view is None or join.member.peer != source:
             return
-        if self.view is None or self.view.number == 0:
-            self.bootstrap.step()
-        if self.view is None:
-            self.joining.step()
+        named = view.member(source)
+        if named is not None and named.inc >= join.member.inc:
+            self._tell_view(source)  # INSTALL was lost, or an older life must hear that it is over
+            return
+        if named is not None:
+            self._gone(source, "it is back as a new incarnation")
+            if self.election is not None:
+                self.election.outlived.add(source)
+        if join.spec and spec and join.spec != spec:
+            what = f"run specification differs: yours {join.spec}, run {spec}"
+            refused = ms.JoinRefused(IncompatibleRunError.code, what)
+            self._here.emit(ev.Send(source, refused))
         elif self.coordinator is not None:
-            self._step_coordinator(self.coordinator)
+            self.coordinator.admission.on_join(join.member, self._here.now_s)
         else:
-            self._with_election(lambda election: election.step())
-        self.syncing.step()
-        self.lineages.step()
-        self._forget_fulfilled()
-        self.heartbeats.step()
+            self._redirect(source)
 
-    def _step_coordinator(self, lead: Coordinator) -> None:
-        lead.roster.heard(self.me.peer, self.heartbeats.heartbeat(), self.now_s)
-        if not lead.roster.has_given(self.me.peer):
-            lead.roster.give(self.me.peer, self.follower.given)
-        if self.follower.offer and self.follower.round == 0:
-            lead.on_offer(self.me.peer, self.follower.offer, self.now_s)
-        if (asked := self.asked_trainers()) is not None:
-            lead.admission.ask_trainers(asked)
-        lead.rival = self.lineages.rival()
-        lead.step(self.now_s)
-        election = self.election
-        if election is None:
+    def _redirect(self, source: bytes) -> None:
+        """Tell a peer our view, but not a bootstrap view.
+
+        There is no run yet, and who believes that there is founds none.
+        """
+        view = self._here.view
+        if view is not None and view.number > 0:
+            self._here.emit(ev.Send(source, ms.Redirect(view)))
+
+    def _on_redirect(self, source: bytes, redirect: ms.Redirect) -> None:
+        """Join the run that lives, also if we were about to found it."""
+        view, found = self._here.view, redirect.decided
+        if view is not None and view.number == 0 and found.lineage != view.lineage:
+            self._out_of_view("the run has been founded by others; joining them", "genesis")
+        if self._here.view is None and not names_later_life(found, self._here):
+            self.joining.on_redirect(source, redirect)
+            self.bootstrap.put_off()
+
+    def _on_sync_target(self, source: bytes, target: ms.SyncTarget) -> None:
+        if self._here.view is not None:
             return
-        if not lead.hears_quorum(self.now_s):
-            election.lost_quorum()
-            if self.coordinator is not None:
-                election.probe_missing(lead.roster.alive(self.now_s))
-            return
-        election.has_quorum()
-        since_s = lead.without_base_since_s
-        frozen = lead.roster.frozen(lead.roster.alive(self.now_s))
-        if frozen > 0:
-            election.outbid(frozen)
-        elif since_s is not None and self.now_s - since_s > self.timing.lost_s:
-            election.stand()  # nobody that we hear has the base: let an election find what is left
+        donors = self.joining.on_sync_target(source, target)
+        if donors is not None:
+            self._go(Trigger.LEARN)
+            position = (target.round, target.chain)
+            self.syncing.aim(*position, donors, anew=True, archives=target.archives)
+        self.heartbeats.soon()
+
+    def _on_bootstrap_hello(self, source: bytes, hello: ms.BootstrapHello) -> None:
+        if self._here.view is not None and self._here.view.number > 0:
+            self._redirect(source)  # there is a run already: come in
+        else:
+            self.bootstrap.on_bootstrap_hello(source, hello)
+
+    def _on_meet(self, source: bytes, meet: ms.Meet) -> None:
+        why = self.forks.on_meet(source, meet, self.coordinator, led=self._has_coordinator())
+        if why:
+            self._yield_to(meet, why)
+
+
+# ---------------------------------------------------------------- who hears what
+
+_EVENTS: dict[type, Callable[[Node, Any], None]] = {
+    ev.Tick: lambda node, event: None,
+    ev.Received: lambda node, event: node._on_message(event.source, event.message),
+    ev.LinkUp: Node._on_link_up,
+    ev.LinkDown: Node._on_link_down,
+    ev.Probed: Node._on_probed,
+    # what people ask for
+    ev.Found: Node._on_found,
+    ms.BootstrapConfig: lambda node, event: node.bootstrap.start(event),
+    ev.Incarnated: Node._on_incarnated,
+    ev.LeaveAsked: lambda node, event: node._on_leave_asked(),
+    ev.HandOver: Node._on_hand_over,
+    ev.TrainersAsked: lambda node, event: node.heartbeats.ask_trainers(event.min_trainers),
+    Advised: Node._on_advised,
+    BansBelieved: lambda node, event: node.follower.bans.set(event.bans),
+    # the trainer
+    ev.Attached: Node._on_attached,
+    ev.Detached: lambda node, event: node._on_detached(),
+    ev.Offered: Node._on_offered,
+    ev.Submitted: Node._on_submitted,
+    # the data plane
+    ev.AttemptReduced: Node._on_reduced,
+    ev.ReduceFailed: Node._on_reduce_failed,
+    ev.FinalChunks: Node._on_final_chunks,
+    ev.Applied: Node._on_applied,
+    ev.Progressed: Node._on_progressed,
+    ev.CaughtUp: Node._on_caught_up,
+    ev.CatchUpFailed: lambda node, event: node.syncing.on_failed(event.why),
+    ev.Restored: lambda node, event: node.follower.on_restored(event),
+    ev.Configured: Node._on_configured,
+}
+
+# What only the coordinator may say.
+_ORDERS: dict[type, Callable[[Node, bytes, Any], None]] = {
+    ms.AskFinals: lambda node, source, ask: node.follower.on_ask_finals(ask),
+    ms.Begin: Node._on_begin,
+    ms.Commit: Node._on_commit,
+    ms.CoordinatorBeat: Node._on_beat,
+    ms.Notice: lambda node, source, notice: node._on_notice(notice),
+    ms.Repair: lambda node, source, repair: node.follower.on_repair(repair),
+    ms.Resync: lambda node, source, resync: node._on_resync(),
+    ms.Yield: lambda node, source, order: node._yield_to(order.winner, "our coordinator says so"),
+}
+
+_MESSAGES: dict[type, Callable[[Node, bytes, Any], None]] = {
+    **_ORDERS,
+    # what members tell the coordinator
+    ms.Heartbeat: lambda node, s, m: node._tell_lead(lambda c: c.on_heartbeat(s, m, node.now_s)),
+    ms.Offer: lambda node, s, m: node._tell_lead(lambda c: c.on_offer(s, m.blob, node.now_s)),
+    ms.ObjectIs: lambda node, s, m: node._tell_lead(lambda c: c.roster.give(s, m.data)),
+    ms.Miss: lambda node, s, m: node._tell_lead(lambda c: c.on_miss(s, m)),
+    ms.Ready: lambda node, s, m: node._tell_lead(lambda c: c.on_ready(s, m)),
+    ms.Finals: lambda node, s, m: node._tell_lead(lambda c: c.on_finals(s, m)),
+    ms.AskTrainers: lambda node, s, m: node._tell_lead(
+        lambda c: c.admission.ask_trainers(m.min_trainers)
+    ),
+    ms.Leave: Node._on_leave,
+    # elections and views
+    ms.Prepare: Node._on_prepare,
+    ms.Promise: Node._on_promise,
+    ms.Accept: lambda node, source, accept: node._on_accept(accept),
+    ms.Accepted: Node._on_accepted,
+    ms.Install: lambda node, source, install: node._on_install(install),
+    ms.ProbeView: lambda node, source, probe: node._tell_view(source),
+    # those outside the view
+    ms.Meet: Node._on_meet,
+    ms.BootstrapHello: Node._on_bootstrap_hello,
+    ms.Join: Node._on_join,
+    ms.Redirect: Node._on_redirect,
+    ms.JoinRefused: lambda node, source, refused: node.joining.on_refused(source, refused),
+    ms.SyncTarget: Node._on_sync_target,
+}

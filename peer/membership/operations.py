@@ -6,7 +6,7 @@ does. It changes no state. What a trainer wants to do next is its *call*: an ope
 a step of the optimizer. Heartbeats carry it beside what has arrived; at the barrier the call of
 most trainers is taken, and of several such the call of the trainer that has been there longest: a
 newcomer must not break what others have done for hours. BEGIN names those that wait with another
-call, or were waited for in vain (``without``): their trainers hear of it once (missed_rounds.py),
+call, or were waited for in vain (``without``): their trainers hear of it once (member.py),
 and the round goes on.
 
 *GATHER*: objects of a few bytes travel to the coordinator beside heartbeats (ObjectIs), and back to

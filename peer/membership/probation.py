@@ -6,7 +6,8 @@ everybody, but its submissions weigh nothing until it has been a participant of 
 view is decided by a quorum, so nobody can say otherwise of itself, nor its coordinator of others,
 and who joins learns it with the view. Within a view each member counts for itself in which commits
 a newcomer took part; the next view carries what is left, and voters refuse one that takes off more
-than that (:func:`wrong_settling`). What a member has not seen, because it was behind, it believes.
+than that (:func:`wrong_graduation`). What a member has not seen, because it was behind, it
+believes.
 
 Founders are no newcomers: members of views in which nothing was trained yet, because the run has
 just been founded, or resumed from a checkpoint. Who goes and comes back with its identity counts
@@ -18,41 +19,14 @@ restarted waits for them.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import replace
 
-from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
-from atoll.optim.run_spec import PROBATION_MAX, RunSpec
-from atoll.peer.membership.view import ABSENT_MAX, MEMBERS_MAX, Absent, Newcomer, View, short
-from atoll.peer.net.wire import Within, message
+from atoll.optim.run_spec import (RunSpec)
+from atoll.peer.membership.messages import Begin, Terms
+from atoll.peer.membership.view import ABSENT_MAX, Absent, Newcomer, View, short
 from atoll.peer.rounds.entries import STEP
 
-if TYPE_CHECKING:
-    from atoll.peer.membership.messages import Begin
-
-
-@message(wire="Terms")
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Hold what the run's specification says of who counts in a round.
-
-    ``least`` is how many have to count; ``rule`` is the robust rule that needs them.
-    """
-
-    probation: Annotated[int, Within(0, PROBATION_MAX)] = 0
-    least: Annotated[int, Within(1, MEMBERS_MAX)] = 1
-    rule: Annotated[str, Within(0, RULE_CHARACTERS_MAX)] = ""
-    audited: bool = False  # nobody's result is believed before most participants have the same
-    min_trainers: Annotated[int, Within(1, MEMBERS_MAX)] = 1  # unless the view has a number itself
-    asynchronous: bool = False  # a round is of those who have submitted, whoever else computes
-
-    def __post_init__(self) -> None:
-        if not self.rule.isprintable():
-            raise ValueError("the name of a rule is printable")
-
-
 FIRST_STATE = 1  # the round of INIT, before which there is nothing, and in which nothing is trained
-NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
 
 
 def terms_of(spec: RunSpec) -> Terms:
@@ -63,7 +37,7 @@ def terms_of(spec: RunSpec) -> Terms:
     )
 
 
-class Served:
+class CompletedRounds:
     """Count the commits of one view that this peer has seen, and each newcomer's part in them."""
 
     def __init__(self, view: View | None = None) -> None:
@@ -82,15 +56,15 @@ class Served:
             self.rounds.update(self._newcomers.intersection(participants))
 
 
-def rounds_left(view: View, served: Served) -> dict[bytes, int]:
+def rounds_left(view: View, completed: CompletedRounds) -> dict[bytes, int]:
     """Return for how many rounds each newcomer is on probation yet.
 
     With 0, it counts with the next view.
     """
-    return {x.peer: max(0, x.rounds - served.rounds[x.peer]) for x in view.newcomers}
+    return {x.peer: max(0, x.rounds - completed.rounds[x.peer]) for x in view.newcomers}
 
 
-def settled(before: View, after: View, served: Served, terms: Terms | None) -> View:
+def graduated(before: View, after: View, completed: CompletedRounds, terms: Terms | None) -> View:
     """Return ``after`` with its newcomers and absent peers, by the proposer's knowledge.
 
     It is to follow ``before``. ``terms``: None where the specification is not known, as on some
@@ -99,7 +73,7 @@ def settled(before: View, after: View, served: Served, terms: Terms | None) -> V
     probation = terms.probation if terms is not None else None
     if probation == 0:
         return replace(after, newcomers=(), absent=())
-    left = _left(before, Served() if after.rollback else served)
+    left = _left(before, CompletedRounds() if after.rollback else completed)
     base = after.base_round
     newcomers = []
     for peer in after.peers:
@@ -114,14 +88,18 @@ def settled(before: View, after: View, served: Served, terms: Terms | None) -> V
     return replace(after, newcomers=tuple(newcomers), absent=tuple(absent[-ABSENT_MAX:]))
 
 
-def wrong_settling(before: View, after: View, served: Served, terms: Terms | None) -> str:
+def wrong_graduation(
+    before: View, after: View, completed: CompletedRounds, terms: Terms | None
+) -> str:
     """Return what in the view that is to follow contradicts what this voter knows.
 
     "" for nothing.
     """
-    unseen = max(0, after.base_round - before.base_round - served.seen)
-    at_most = _left(before, Served())
-    at_least = {peer: max(0, most - served.rounds[peer] - unseen) for peer, most in at_most.items()}
+    unseen = max(0, after.base_round - before.base_round - completed.seen)
+    at_most = _left(before, CompletedRounds())
+    at_least = {
+        peer: max(0, most - completed.rounds[peer] - unseen) for peer, most in at_most.items()
+    }
     said = {x.peer: x.rounds for x in after.newcomers}
     if before.number > 0 and after.since != before.since:
         return f"the run is said to begin in round {after.since}, not {before.since}"
@@ -141,8 +119,8 @@ def wrong_settling(before: View, after: View, served: Served, terms: Terms | Non
     return ""
 
 
-def _left(view: View, served: Served) -> dict[bytes, int]:
-    return dict.fromkeys(view.peers, 0) | rounds_left(view, served)
+def _left(view: View, completed: CompletedRounds) -> dict[bytes, int]:
+    return dict.fromkeys(view.peers, 0) | rounds_left(view, completed)
 
 
 def _of_joiner(before: View, peer: bytes, base: int, probation: int) -> int:

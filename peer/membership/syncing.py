@@ -11,14 +11,10 @@ under way while the target changes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from atoll.peer.membership.events import CaughtUp, Goal, Note, StartSync, Undo
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import REPLICA, Member, View
-
-if TYPE_CHECKING:
-    from atoll.peer.membership.node import Node
-
 
 PAUSE_MAX_S = 30.0  # between attempts that fail: each costs messages and a line
 DOUBLINGS_MAX = 10  # more would not make the pause any longer
@@ -27,8 +23,9 @@ DOUBLINGS_MAX = 10  # more would not make the pause any longer
 class StateSync:
     """Follow the target, and have the state brought to it, for the life of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, here: Situation, own: MemberState) -> None:
+        self._here = here
+        self._own = own
         self._target = (0, b"")
         self._donors: View | None = None  # whose replicas hold it ...
         self._archives: tuple[Member, ...] = ()  # ... and who else does
@@ -60,7 +57,7 @@ class StateSync:
 
     @property
     def rounds_behind(self) -> int:
-        return max(0, self._target[0] - self._node.follower.round)
+        return max(0, self._target[0] - self._own.round)
 
     def excluded(self) -> None:
         """Note that what comes next may be another history."""
@@ -69,34 +66,34 @@ class StateSync:
 
     def step(self) -> None:
         """Have the shell work on the latest target while we are behind."""
-        node, own = self._node, self._node.follower
+        here, own = self._here, self._own
         view = self._donors
         if not own.unsynced or view is None:
             self._asked = None
-            self._foreign &= node.view is None
+            self._foreign &= here.view is None
             return
         if self._target[0] == 0 or not own.is_replica:  # nothing to load
             own.move_to(*self._target)
             own.suspect = own.diverged = False
             return
         lead = view.member(view.coordinator)
-        attests = lead is not None and lead.role == REPLICA and lead.peer != node.me.peer
-        able = (m for m in view.members if m.role == REPLICA and m.peer != node.me.peer)
+        attests = lead is not None and lead.role == REPLICA and lead.peer != here.me.peer
+        able = (m for m in view.members if m.role == REPLICA and m.peer != here.me.peer)
         donors = (*able, *self._archives)
         coordinator = view.coordinator if attests else b""
         goal = Goal(*self._target, coordinator, donors, own.suspect)
-        if goal != self._asked or node.now_s >= self._ask_again_s > 0:
+        if goal != self._asked or here.now_s >= self._ask_again_s > 0:
             self._asked, self._ask_again_s = goal, 0.0
             if self._target == own.previous and not own.suspect:
                 own.previous = (0, b"")  # once; if it cannot be undone any more, it is fetched
-                node.emit(Undo(*self._target))
+                here.emit(Undo(*self._target))
             else:
-                node.emit(StartSync(goal))
+                here.emit(StartSync(goal))
 
     # ------------------------------------------------------------ where we are
 
     def on_caught_up(self, event: CaughtUp) -> None:
-        own = self._node.follower
+        own = self._own
         if not own.unsynced or self._asked is None:
             return  # the outcome of an older order
         self._failures = 0
@@ -118,9 +115,9 @@ class StateSync:
 
     def on_failed(self, why: str) -> None:
         """Repeat, after a pause, the order that has ended without success."""
-        node, own = self._node, self._node.follower
-        if own.unsynced:
-            node.emit(Note("load-failed", f"the state cannot be downloaded: {why}"))
-            pause_s = min(node.timing.repair_s * 2**self._failures, PAUSE_MAX_S)
-            self._ask_again_s = node.now_s + pause_s
+        here = self._here
+        if self._own.unsynced:
+            here.emit(Note("load-failed", f"the state cannot be downloaded: {why}"))
+            pause_s = min(here.timing.repair_s * 2**self._failures, PAUSE_MAX_S)
+            self._ask_again_s = here.now_s + pause_s
             self._failures = min(self._failures + 1, DOUBLINGS_MAX)

@@ -18,7 +18,7 @@ class Timing:
     failure_s: float = 1.2  # silence that makes a peer suspect: 4 heartbeats and 200 ms of network
     stall_s: float = 1.5  # a reduce without one byte of progress
     # How long a barrier waits for attached trainers that are late follows what rounds take
-    # (barrier.py): a hung trainer must not stop fast rounds, nor a short pause cost a round ...
+    # (participation.py): a hung one must not stop fast rounds, nor a short pause cost a round ...
     straggle_min_s: float = 3.0
     straggle_max_s: float = 30.0  # ... and so long where nothing is known, or late is an error
     gather_s: float = 0.05  # after a quorum of promises: wait for the rest, they may hold more
@@ -29,7 +29,7 @@ class Timing:
     remove_eager_s: float = 2.5  # ... but sooner when one more loss would cost the quorum
     lost_s: float = 5.0  # nobody alive holds the base: how long to hope
     join_retry_s: float = 0.5  # a joiner repeats JOIN: views and coordinators change under it
-    learner_stall_s: float = 60.0  # a learner without progress makes room: a donor that reduces may
+    joiner_stall_s: float = 60.0  # a joiner without progress makes room: a donor that reduces may
     # send it a chunk at 5 % of a slow link
     behind_s: float = 5.0  # a member with a trainer that is behind for so long gets a boundary held
     hold_s: float = 10.0  # a boundary waits at most so long for somebody who cannot quite keep up
@@ -40,8 +40,8 @@ class Timing:
     fork_min_s: float = 6.0  # without a quorum: then who is left may go on, where the policy ...
     fork_max_s: float = 10.0  # ... says so; spread, so that not everybody does at once
     meet_s: float = 1.5  # between two looks for peers of other lineages
-    hail_s: float = 0.5  # between two calls to the other founders of a run
-    hail_gather_s: float = 3.0  # after enough have called: wait for the rest, they may hold more
+    hello_s: float = 0.5  # between two calls to the other founders of a run
+    hello_gather_s: float = 3.0  # after enough have called: wait for the rest, they may hold more
     run_lost_s: float = 10.0  # a founder that has found the run alive hopes so long for its voice
     repair_s: float = 1.0  # between REPAIR orders for one peer
     leave_s: float = 4.0  # a leaver goes then, whether or not the others have agreed

@@ -219,8 +219,8 @@ def is_quorum(view: View, peers: Collection[bytes]) -> bool:
     """Return whether these peers are a quorum of the view's voters.
 
     It takes more than half of the voters, or exactly half with the tie-breaker: any two intersect.
-    In a cradle no tie-breaker may go on alone: it may hold nothing, and the other half what is
-    left.
+    In a bootstrap view no tie-breaker may go on alone: it may hold nothing, and the other half what
+    is left.
     """
     present = sum(member.peer in peers for member in view.members)
     is_half = 2 * present == len(view.members)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.lineages import RIVAL_S
+from atoll.peer.membership.forks import RIVAL_S
 from atoll.peer.membership.view import Ballot, Member, Rules, View, genesis_chain
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.view import View
 from harness.cluster import Cluster
 

@@ -21,6 +21,7 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.operations import Call, Operation
 from atoll.peer.membership.view import (
     ANCESTORS_MAX,
@@ -52,11 +53,13 @@ class Checkpoint:
     state: State
     view: View
 
-    def bootstrap_view(self) -> ev.Cradle:
+    def bootstrap_view(self) -> BootstrapConfig:
         """As `atoll up` with a home and a checkpoint (peer/daemon/options.py): whoever lives asks
         us in, else a majority of that view goes on."""
         view = self.view
-        return ev.Cradle((), view.peers, view.lineage, view.number, view.ancestors, view.rules)
+        return BootstrapConfig(
+            (), view.peers, view.lineage, view.number, view.ancestors, view.rules
+        )
 
     def found(self, mark: bytes) -> ev.Found:
         """As `atoll up --resume`: alone, in a lineage of its own."""
@@ -162,9 +165,9 @@ class Arena(World):
         if self.options.bootstrap == "cradle":
             self.deliver(host, self._cradle())
 
-    def _cradle(self) -> ev.Cradle:
+    def _cradle(self) -> BootstrapConfig:
         founders = tuple(f"{name}:1" for name in NAMES[: self.options.hosts])
-        return ev.Cradle(founders, rules=self.options.rules)
+        return BootstrapConfig(founders, rules=self.options.rules)
 
     # ------------------------------------------------------------ messages
 

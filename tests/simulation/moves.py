@@ -154,7 +154,7 @@ class Moves:
         if isinstance(effect, ev.Undo):
             return self.handle(point, peer, ev.CaughtUp(effect.round, effect.chain, effect.chain))
         if isinstance(effect, ev.Installed):
-            proof = point.living[peer].changes.proof
+            proof = point.living[peer].proof
             return replace(point, facts=with_view(point.facts, effect.view, proof))
         return point
 

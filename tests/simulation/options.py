@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from atoll.peer.membership.events import Configured
-from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.view import Rules
 
 __all__ = ["FAULT_KINDS", "PROFILES", "Options", "draw"]

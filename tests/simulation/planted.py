@@ -83,21 +83,21 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an election drops who answers late",
         "consensus",
-        "lost = {*self.view.peers} if promisers_only else {*self._departed()}",
+        "lost = {*self.view.peers} if promisers_only else {*self._electorate.departed()}",
         "lost = {*self.view.peers}",
     ),
     Mutant(
         "silence of one with a link counts",
         "election",
-        " - self._node.linked - {",
+        " - self._here.linked - {",
         " - {",
         test=UNIT + "keeping_members.py::test_who_does_not_answer_a_deaf_candidate_is_not_silent",
     ),
     Mutant(
         "an old incarnation stays",
         "election",
-        "return node.refused | self.outlived | silent",
-        "return node.refused | silent",
+        "return here.refused | self.outlived | silent",
+        "return here.refused | silent",
         test=UNIT + "keeping_members.py::test_who_is_back_as_a_new_incarnation_does_not_stay",
     ),
     Mutant("half quorum", "view", "return 2 * present > len", "return 2 * present >= len"),
@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "sticky off",
         "election",
-        "return not gone and heard_s < node.timing.failure_s / 2",
+        "return not gone and heard_s < here.timing.failure_s / 2",
         "return False",
         test="simulation/test_directed.py::test_one_deaf_member_does_not_end_a_view",
     ),
@@ -147,7 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if False:\n            self._without",
         test="simulation/test_directed.py::test_a_coordinator_without_a_quorum_begins_nothing",
     ),
-    Mutant("weights forgotten", "eligibility", "tuple(known[peer] for", "tuple(1.0 for"),
+    Mutant("weights forgotten", "participation", "tuple(known[peer] for", "tuple(1.0 for"),
     Mutant(
         "attempt numbers stay",
         "coordinator",
@@ -162,9 +162,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "READY taken back",
-        "orders",
-        "if own.is_replica and own.round + 1 not in own.held:",
-        "if own.is_replica:",
+        "member",
+        "if not self.is_replica or self.round + 1 in self.held:",
+        "if not self.is_replica:",
         test="simulation/test_directed.py::test_a_doubted_member_keeps_what_it_is_ready_for",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "two incarnations",
         "view_change",
-        "named = mine is not None and mine.inc == node.me.inc",
+        "named = mine is not None and mine.inc == here.me.inc",
         "named = mine is not None",
         test=UNIT + "node_restarts.py::test_a_view_of_an_earlier_life_is_not_entered",
     ),
@@ -196,13 +196,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "digests are not compared",
-        "comparison",
+        "coordinator",
         "digests = roster.digests(own.round)",
         "digests: dict[bytes, bytes] = {}",
     ),
     Mutant(
         "kept chunks of any origin",
-        "attempt_cleanup",
+        "attempt",
         "origin = before.get(chunk, 0)",
         "origin = 0",
         test=UNIT + "attempt_cleanup.py::test_a_chunk_that_was_kept_before_keeps_its_origin",
@@ -212,7 +212,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who is behind wins",
-        "lineages",
+        "forks",
         "if (meet.round, meet.lineage) <= (",
         "if (meet.round, meet.lineage) >= (",
         test=UNIT + "policies.py::test_the_slower_fork_gives_way",
@@ -244,13 +244,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "gives way when it should halt",
-        "lineages",
-        "            return  # see ``rival``\n",
+        "forks",
+        '            return ""  # see ``rival``\n',
         "            pass\n",
     ),
     Mutant(
         "goes on beside a rival",
-        "lineages",
+        "forks",
         'if view.rules.on_fork == "halt":  # members too',
         "if False:  # members too",
     ),
@@ -261,7 +261,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "if True:",
         test="simulation/test_directed.py::test_a_witness_that_leads_does_not_wait_for_ever",
     ),
-    Mutant("newcomers weigh", "eligibility", "0.0 if peer in self._newcomers else 1.0", "1.0"),
+    Mutant("newcomers weigh", "participation", "0.0 if peer in self._newcomers else 1.0", "1.0"),
     Mutant("joiners count at once", "probation", "0 if founds or is_back else probation", "0"),
     Mutant(
         "who counts is forgotten",
@@ -272,20 +272,20 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "min_trainers is ignored after a death",
-        "eligibility",
+        "participation",
         "if kind != INIT and not self.has_trainers(number, here, alive):",
         "if False:",
     ),
     Mutant(
         "rounds of too few trainers begin",
-        "eligibility",
+        "participation",
         "if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):",
         "if False:",
         test=UNIT + "trainers.py::test_a_hung_trainer_is_waited_for_by_name",
     ),
     Mutant(
         "rounds of too few trainers are believed",
-        "eligibility",
+        "participation",
         "if here < count else",
         "if False else",
         test=UNIT + "trainers.py::test_a_member_takes_no_part_in_a_round_of_too_few",
@@ -320,7 +320,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "every weight is believed",
-        "orders",
+        "node",
         "        if wrong:\n",
         "        if False:\n",
         test=UNIT + "probation.py::test_members_take_no_part_in_such_a_round_and_say_so",
@@ -328,8 +328,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "later rounds stay open",
         "coordinator",
-        "{*self.attempts, *self.closings} if n >= number)",
-        "{*self.attempts, *self.closings} if n == number)",
+        "{*self.attempts, *self.cleanups} if n >= number)",
+        "{*self.attempts, *self.cleanups} if n == number)",
         test=UNIT + "eligibility.py::test_rounds_after_one_that_is_held_do_not_stay_open",
     ),
     Mutant(
@@ -348,7 +348,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "left out in silence",
-        "missed_rounds",
+        "member",
         "            self._untold = begin.round\n",
         "            self._untold = 0\n",
         test=UNIT + "calls.py::test_a_straggler_is_told_once_and_is_in_the_next_one",

@@ -9,12 +9,10 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType
 
-from atoll.peer.membership import effects as ef
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership import view, votes
+from atoll.peer.membership import view
 from atoll.peer.membership.node import Node
-from atoll.peer.membership.orders import Orders
 from atoll.peer.rounds import entries
 
 __all__ = ["clone", "machine_mark", "teach_copy"]
@@ -22,18 +20,12 @@ __all__ = ["clone", "machine_mark", "teach_copy"]
 
 def clone(node: Node) -> Node:
     """A copy that changes apart from its original; what is frozen is shared."""
-    tables = (node._handlers, node._messages)
-    rebuilt: dict[int, object] = {id(table): {} for table in tables}
-    twin = copy.deepcopy(node, rebuilt)
-    twin._orders = Orders(twin)
-    twin._handlers = twin._event_handlers()
-    twin._messages = twin._message_handlers()
-    return twin
+    return copy.deepcopy(node)
 
 
 def teach_copy() -> None:
     """Frozen messages, events and views need no copies."""
-    for module in (ms, ev, ef, view, votes, entries):
+    for module in (ms, ev, view, entries):
         for kind in vars(module).values():
             if isinstance(kind, type) and is_dataclass(kind):
                 copy._deepcopy_dispatch[kind] = _same  # type: ignore[attr-defined]
@@ -91,5 +83,5 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
         for item in fields(thing):
             yield item.name, getattr(thing, item.name)
     for key, value in getattr(thing, "__dict__", {}).items():
-        if key not in ("_handlers", "_messages", "handlers", "now_s", "_due_s", "timing"):
+        if key not in ("now_s", "_due_s", "timing"):
             yield key, value

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 from harness.tracing import trace_name
 
-from atoll.peer.membership import effects as ef
+from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.net.wire import registered
 from simulation.arena import NAMES
@@ -124,5 +124,5 @@ def test_no_message_and_no_effect_is_left_out() -> None:
     """But parts of messages, what nobody is refused for here, and what ends a process anyway."""
     kinds = {*ms.InView.__subclasses__(), *get_args(ms.MEMBERSHIP)}
     messages = kinds & {*registered().values()}  # without those that slots were made of
-    found = {trace_name(kind) for kind in (*messages, *get_args(ef.Effect))}
+    found = {trace_name(kind) for kind in (*messages, *get_args(ev.Effect))}
     assert found == {*FAILPOINTS, "JoinRefused", "Left", "Send"}

@@ -75,7 +75,7 @@ def test_one_deaf_member_does_not_end_a_view() -> None:
     assert cluster.host("a").leads
     assert not cluster.noted("coordinator-lost").count("b")
     assert cluster.host("b").node.view == cluster.host("a").node.view
-    assert not cluster.host("b").node.frozen()
+    assert not cluster.host("b").node.frozen
 
 
 def test_a_coordinator_without_a_quorum_begins_nothing() -> None:
@@ -196,7 +196,7 @@ def test_a_fork_of_strangers_is_no_forgery() -> None:
     cluster.isolate("f")
     cluster.until(lambda: host.node.phase is Phase.CANDIDATE)
     before = host.node.view
-    install = ms.Install(fork.view, fork.changes.proof)
+    install = ms.Install(fork.view, fork.proof)
     cluster.give("f", ev.Received(peer_id("b"), install))
     assert "unproven" in host.notes
     assert host.node.view == before

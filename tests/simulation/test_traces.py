@@ -12,13 +12,13 @@ from typing import get_args
 import pytest
 from harness.tracing import Recorder, trace_name, traced
 
-from atoll.peer.membership import effects as ef
+from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import Ballot
 from simulation import traces
 
 TESTS = Path(__file__).parents[1]
-EFFECTS = (*get_args(ef.Effect), ef.Goal)
+EFFECTS = (*get_args(ev.Effect), ev.Goal)
 
 
 @pytest.mark.parametrize("first", range(0, len(traces.SAMPLE), 10))
@@ -48,7 +48,7 @@ def test_what_has_no_name_cannot_be_traced() -> None:
     class Nameless:
         x: int
 
-    class Heir(ef.Undo):
+    class Heir(ev.Undo):
         """A name is not inherited: two effects would look alike."""
 
     for value in (Nameless(1), Heir(1, b"")):
@@ -63,12 +63,12 @@ def test_a_trace_tells_values_and_order_and_not_names_nor_words() -> None:
         back_to: int
         link: bytes
 
-    assert traced(Renamed(3, b"\1")) == traced(ef.Undo(3, b"\1")) == "Undo(3 01)"
+    assert traced(Renamed(3, b"\1")) == traced(ev.Undo(3, b"\1")) == "Undo(3 01)"
     ballot = Ballot(2, b"p" * 32)
-    assert traced(ef.Send(b"", ballot)) == f'Send("" Ballot(2 {"70" * 8}))'
-    told, reworded = (ef.Note("fork", text, fields={"b": 1, "a": (2, None)}) for text in WORDS)
+    assert traced(ev.Send(b"", ballot)) == f'Send("" Ballot(2 {"70" * 8}))'
+    told, reworded = (ev.Note("fork", text, fields={"b": 1, "a": (2, None)}) for text in WORDS)
     assert traced(told) == traced(reworded) == 'Note(fork . "" (a=(2 -) b=1))'
-    assert traced(ef.Note("fork", "", b"x")) != traced(ef.Note("dead", "", b"x"))
+    assert traced(ev.Note("fork", "", b"x")) != traced(ev.Note("dead", "", b"x"))
     begin = Begin(bytes(32), 1, 2, 0, "init", (b"p" * 32,), (1.0,), b"b" * 99)
     other = dataclasses.replace(begin, blob=b"b" * 98 + b"c")
     assert traced(begin) != traced(other)
@@ -78,7 +78,7 @@ WORDS = ("one thing", "the same in other words")
 
 
 def test_a_digest_is_of_every_line() -> None:
-    effects = [ef.Undo(1, b""), ef.Left()]
+    effects = [ev.Undo(1, b""), ev.Left()]
     both, one, late, elsewhere = Recorder(keep=True), Recorder(), Recorder(), Recorder()
     both.record(0.5, "a", effects)
     one.record(0.5, "a", effects[:1])

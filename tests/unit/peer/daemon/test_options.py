@@ -14,14 +14,14 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.checkpoint.reader import LoadedCheckpoint, load_checkpoint
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.membership.events import Found
-from atoll.peer.membership.messages import Cradle
+from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.view import ANCESTORS_MAX, Rules
 from atoll.peer.net.identity import Home
 
 HERE = "10.0.0.1:29600"
 
 
-def first(**options: Any) -> Found | Cradle | None:
+def first(**options: Any) -> Found | BootstrapConfig | None:
     listen = {"listen_host": "0.0.0.0", "listen_port": 29600, "advertise": "10.0.0.1"}
     return first_event(DaemonOptions(run=RUN, secret=SECRET, **listen, **options), HERE)
 
@@ -57,7 +57,7 @@ def test_a_resumed_run_is_a_new_lineage_that_names_the_old_one(loaded: LoadedChe
 
 def test_the_members_that_a_checkpoint_names_decide_together(loaded: LoadedCheckpoint) -> None:
     bootstrap_view = first(resume=loaded, regenesis=True, rules=loaded.rules)
-    assert isinstance(bootstrap_view, Cradle)
+    assert isinstance(bootstrap_view, BootstrapConfig)
     assert bootstrap_view.voters == loaded.members
     assert (bootstrap_view.lineage, bootstrap_view.number) == (loaded.lineage, loaded.view_number)
     assert (bootstrap_view.rules, bootstrap_view.founders) == (loaded.rules, ())
@@ -66,7 +66,7 @@ def test_the_members_that_a_checkpoint_names_decide_together(loaded: LoadedCheck
 def test_founders_wait_for_all_that_are_named() -> None:
     named = (HERE, "10.0.0.2:29600")
     bootstrap_view = first(founders=named)
-    assert isinstance(bootstrap_view, Cradle)
+    assert isinstance(bootstrap_view, BootstrapConfig)
     assert (bootstrap_view.founders, bootstrap_view.voters) == (named, ())
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:29600, and --peers has"):
         first(founders=named[1:])

@@ -35,7 +35,7 @@ def test_an_archive_follows_without_a_vote_and_without_asking_again() -> None:
     assert not asked
     assert cluster.in_one_view("ab")
     node = cluster.host("f").node
-    assert (node.view, node.phase, node.joining.is_taught) == (None, Phase.LEARNER, True)
+    assert (node.view, node.phase, node.joining.is_followed) == (None, Phase.LEARNER, True)
     assert node.syncing.rounds_behind <= 5
 
 
@@ -47,7 +47,7 @@ def test_an_archive_finds_the_next_coordinator() -> None:
     cluster.kill(leader)
     number = cluster.committed
     cluster.until(lambda: cluster.host("f").round >= number + 5)
-    assert cluster.host("f").node.joining.teacher != peer_id(leader)
+    assert cluster.host("f").node.joining.announcer != peer_id(leader)
 
 
 def test_learners_are_told_of_archives_and_archives_of_others() -> None:

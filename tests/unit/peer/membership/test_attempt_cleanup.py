@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.membership.attempt import Attempt
-from atoll.peer.membership.attempt_cleanup import AttemptCleanup
-from atoll.peer.membership.effects import Effect
-from atoll.peer.membership.events import Send
+from atoll.peer.membership.attempt import Attempt, AttemptCleanup
+from atoll.peer.membership.events import Effect, Send
 from atoll.peer.membership.kept_chunks import HOLDERS_MAX, KEPT_MAX, Kept, pack_kept, parse_kept
 from atoll.peer.membership.messages import STEP, AskFinals, Begin, Finals, Miss
 from atoll.peer.membership.timing import Timing

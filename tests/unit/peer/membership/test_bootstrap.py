@@ -25,9 +25,9 @@ def link_all(cluster: Cluster, names: str) -> None:
         cluster.link(a, b)
 
 
-def voters(names: str, number: int = 3, lineage: bytes = OLD) -> ms.Cradle:
+def voters(names: str, number: int = 3, lineage: bytes = OLD) -> ms.BootstrapConfig:
     ids = tuple(peer_id(name) for name in names)
-    return ms.Cradle(voters=ids, lineage=lineage, number=number, rules=RULES)
+    return ms.BootstrapConfig(voters=ids, lineage=lineage, number=number, rules=RULES)
 
 
 def seconds(cluster: Cluster, elapsed_s: float) -> None:
@@ -45,7 +45,7 @@ def restore(cluster: Cluster, name: str, number: int, chain: bytes) -> None:
 @pytest.mark.parametrize("order", ["abc", "cab", "bca"])
 def test_all_founders_are_in_the_first_view(order: str) -> None:
     cluster = Cluster("abc")
-    named = ms.Cradle(founders=addresses("cba"), rules=RULES)
+    named = ms.BootstrapConfig(founders=addresses("cba"), rules=RULES)
     for count, name in enumerate(order):
         cluster.give(name, named)
         for before in order[:count]:
@@ -77,7 +77,7 @@ def test_a_call_that_is_lost_is_made_again_from_the_cradle() -> None:
 
     cluster.hold = hold  # b hears the others and enters; they have not heard b
     for name in "abc":
-        cluster.give(name, ms.Cradle(founders=addresses("abc")))
+        cluster.give(name, ms.BootstrapConfig(founders=addresses("abc")))
     link_all(cluster, "abc")
     cluster.until(lambda: cluster.in_one_view("abc"), 10.0)
     assert lost["count"] > 2
@@ -86,11 +86,11 @@ def test_a_call_that_is_lost_is_made_again_from_the_cradle() -> None:
 def test_who_is_not_named_does_not_count_and_joins_later() -> None:
     cluster = Cluster("abcd")
     for name in "abd":
-        cluster.give(name, ms.Cradle(founders=addresses("abc")))
+        cluster.give(name, ms.BootstrapConfig(founders=addresses("abc")))
     link_all(cluster, "abd")
     seconds(cluster, 10.0)
     assert all(cluster.host(n).node.view is None for n in "abd")
-    cluster.give("c", ms.Cradle(founders=addresses("abc")))
+    cluster.give("c", ms.BootstrapConfig(founders=addresses("abc")))
     for name in "abd":
         cluster.link("c", name)
     cluster.until(lambda: cluster.in_one_view("abcd"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer.membership.comparison import Comparison
+from atoll.peer.membership.coordinator import Comparison
 from atoll.peer.membership.events import Effect, Note, Send
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import Heartbeat, Resync

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from harness.elections import (
     vote,
 )
 
-from atoll.peer.membership.consensus import BaseWait, Proposer
+from atoll.peer.membership.consensus import BaseWait, Electorate, Proposer
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.messages import Accept, Accepted, Prepare, Promise, Report, Run
 from atoll.peer.membership.view import (
@@ -43,14 +44,27 @@ from atoll.peer.membership.view import (
 # ---------------------------------------------------------------- proposers
 
 
+@dataclass
+class Known(Electorate):
+    """What a candidate knows of its voters beside the view."""
+
+    later: View | None = None
+    gone: Collection[bytes] = ()
+
+    def renewed(self, bootstrap_view: View) -> View:
+        return self.later or bootstrap_view
+
+    def departed(self) -> Collection[bytes]:
+        return self.gone
+
+
 class Candidate:
     """B stands for election in some view; ``promise`` gives it answers."""
 
     def __init__(self, view: View = VIEW, me: bytes = B, **options: Any) -> None:
         self.effects: list[Effect] = []
         self.ballot = Ballot(2, me)
-        emit = self.effects.append
-        self.proposer = Proposer(view, me, self.ballot, TIMING, emit, 0.0, **options)
+        self.proposer = Proposer(view, self.ballot, TIMING, self.effects.append, 0.0, **options)
 
     def promise(self, source: bytes, report: Report, accepted: Accepted | None = None) -> None:
         ballot, proposal = (accepted.ballot, accepted.proposal) if accepted else (None, None)
@@ -98,7 +112,7 @@ def test_no_value_without_a_quorum_of_promises() -> None:
 
 def test_an_election_keeps_who_has_not_promised_yet() -> None:
     """Unless it is gone; and who has promised stays whatever is said of it."""
-    candidate = Candidate(view_of(A, B, C, D, E), departed=lambda: {A, C})
+    candidate = Candidate(view_of(A, B, C, D, E), electorate=Known(gone={A, C}))
     for peer in (B, C, D):
         candidate.promise(peer, Report(4, CHAIN, True))
     view = candidate.chosen()
@@ -108,7 +122,7 @@ def test_an_election_keeps_who_has_not_promised_yet() -> None:
 
 @pytest.mark.parametrize("promised", [(B, C, D), (A, B)], ids=["most", "half with the first"])
 def test_those_who_promise_are_a_quorum_of_the_next_view(promised: tuple[bytes, ...]) -> None:
-    candidate = Candidate(view_of(A, B, C, D), departed=lambda: ())
+    candidate = Candidate(view_of(A, B, C, D))
     for peer in promised:
         candidate.promise(peer, Report(4, CHAIN, True))
     view = candidate.chosen()
@@ -316,7 +330,7 @@ def test_a_first_view_names_the_incarnations_of_now() -> None:
         bootstrap_view,
         members=(bootstrap_view.members[0], replace(bootstrap_view.members[1], inc=9)),
     )
-    candidate = Candidate(bootstrap_view, me=A, renewed=lambda view: later)
+    candidate = Candidate(bootstrap_view, me=A, electorate=Known(later))
     candidate.promise(A, Report(3, CHAIN, True))
     candidate.promise(B, Report(3, CHAIN, True))
     first = candidate.chosen()

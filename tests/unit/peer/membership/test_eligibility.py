@@ -8,7 +8,7 @@ from harness.newcomers import come, held, members, new, running, weights_of_roun
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.messages import Terms
 
 K = 4
 A, B = peer_id("a"), peer_id("b")
@@ -84,7 +84,7 @@ def test_rounds_after_one_that_is_held_do_not_stay_open() -> None:
     cluster.host("c").inner_s = 2.0
     unusable = ev.ReduceFailed(first, begin.attempt, (), "cannot be read")
     cluster.give("c", unusable)
-    cluster.until(lambda: first not in {*lead.attempts, *lead.closings})
+    cluster.until(lambda: first not in {*lead.attempts, *lead.cleanups})
     come(cluster, "d")
     cluster.until_round("abcd", limit_s=10.0)
 

@@ -8,10 +8,16 @@ from harness.newcomers import running, weights_of_rounds
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.eligibility import NEW_SEATS, Eligibility
-from atoll.peer.membership.flaky_peers import PAUSE_MAX_S, PAUSE_MIN_S, SPOILS_MAX, FlakyPeers
 from atoll.peer.membership.member import MemberState
-from atoll.peer.membership.probation import Terms
+from atoll.peer.membership.messages import Terms
+from atoll.peer.membership.participation import (
+    FAILURES_MAX,
+    NEWCOMERS_MAX,
+    PAUSE_MAX_S,
+    PAUSE_MIN_S,
+    Eligibility,
+    FlakyPeers,
+)
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Member, Newcomer, View
@@ -28,7 +34,7 @@ def test_it_takes_several_rounds_in_a_row() -> None:
         flaky_peers.blame(number, {D}, 0.0)
         flaky_peers.blame(number, {D}, 0.0)  # attempts at one round count once
         if number == 3:
-            flaky_peers.served({D})
+            flaky_peers.completed({D})
     assert flaky_peers.without(ALL, 1.0) == ALL
     flaky_peers.blame(6, {D}, 10.0)
     assert flaky_peers.without(ALL, 10.0 + PAUSE_MIN_S - 0.1) == (A, B, C)
@@ -38,7 +44,7 @@ def test_it_takes_several_rounds_in_a_row() -> None:
 
 def test_each_pause_is_twice_as_long_and_one_good_round_makes_up_for_all() -> None:
     flaky_peers, now_s = FlakyPeers(lambda effect: None), 0.0
-    for number in range(2, 2 + SPOILS_MAX):
+    for number in range(2, 2 + FAILURES_MAX):
         flaky_peers.blame(number, {D}, now_s)
     pauses_s = []
     for number in range(20, 28):
@@ -49,13 +55,13 @@ def test_each_pause_is_twice_as_long_and_one_good_round_makes_up_for_all() -> No
         flaky_peers.blame(number, {D}, now_s)
     assert pauses_s[:3] == [PAUSE_MIN_S, 2 * PAUSE_MIN_S, 4 * PAUSE_MIN_S]
     assert pauses_s[-1] == PAUSE_MAX_S
-    flaky_peers.served({D})
+    flaky_peers.completed({D})
     assert flaky_peers.without(ALL, now_s) == ALL
 
 
 def test_more_than_half_stay() -> None:
     flaky_peers = FlakyPeers(lambda effect: None)
-    for number in range(SPOILS_MAX):
+    for number in range(FAILURES_MAX):
         flaky_peers.blame(number + 2, {C, D}, 0.0)
     assert flaky_peers.without(ALL, 1.0) == ALL
     assert flaky_peers.without((*ALL, b"e" * 32), 1.0) == (A, B, b"e" * 32)
@@ -103,7 +109,7 @@ def eligibility(old: int, new: int) -> tuple[Eligibility, tuple[bytes, ...]]:
     [
         (64, 0, 64, 0),
         (40, 24, 40, 24),
-        (60, 30, 64 - NEW_SEATS, NEW_SEATS),
+        (60, 30, 64 - NEWCOMERS_MAX, NEWCOMERS_MAX),
         (30, 60, 30, 34),
         (100, 5, 59, 5),
         (3, 100, 3, 61),
@@ -115,20 +121,20 @@ def test_an_audited_round_of_too_many_is_of_all_in_turn(
     counts, peers = eligibility(old, new)
     seen: set[bytes] = set()
     for number in range(2, 30):
-        chosen = counts.seats(number, ms.STEP, peers, 0.0)
+        chosen = counts.select_participants(number, ms.STEP, peers, 0.0)
         assert len(chosen) == len(set(chosen)) <= AUDITED_PEERS_MAX
         assert sum(peer in peers[:old] for peer in chosen) == of_old
         assert len(chosen) - of_old == of_new
         seen |= set(chosen)
     assert seen == set(peers)
-    assert counts.seats(2, ms.GATHER, peers, 0.0) == peers
+    assert counts.select_participants(2, ms.GATHER, peers, 0.0) == peers
 
 
 def test_newcomers_take_no_seat_that_the_rule_needs() -> None:
     counts, peers = eligibility(70, 30)
     for least, of_old in ((48, 48), (60, 60), (64, 64)):
         counts._own.terms = Terms(5, least, audited=True)
-        chosen = counts.seats(9, ms.STEP, peers, 0.0)
+        chosen = counts.select_participants(9, ms.STEP, peers, 0.0)
         assert len(chosen) == AUDITED_PEERS_MAX
         assert len({*chosen} & {*peers[:70]}) == of_old
 
@@ -140,7 +146,9 @@ def test_all_have_seats_in_rounds_of_each_fragment(fragments: int) -> None:
     counts._own.fragments = fragments
     seen: dict[int, set[bytes]] = {fragment: set() for fragment in range(fragments)}
     for number in range(2, 2 + 8 * fragments):
-        seen[fragment_of(number, fragments)] |= {*counts.seats(number, ms.STEP, peers, 0.0)}
+        seen[fragment_of(number, fragments)] |= {
+            *counts.select_participants(number, ms.STEP, peers, 0.0)
+        }
     assert all(served == {*peers} for served in seen.values())
 
 
@@ -149,7 +157,7 @@ def test_who_has_no_seat_is_told_and_goes_on() -> None:
     cluster.form("abc")
     lead = cluster.host("a").node.coordinator
     assert lead is not None
-    lead.eligibility.seats = lambda number, kind, chosen, now_s: tuple(  # type: ignore[method-assign]
+    lead.eligibility.select_participants = lambda number, kind, chosen, now_s: tuple(  # type: ignore[method-assign]
         peer for peer in chosen if peer != C or number % 2
     )
     cluster.until_round("abc", 6)
@@ -160,9 +168,9 @@ def test_who_has_no_seat_is_told_and_goes_on() -> None:
 
 def test_nobody_sits_out_where_too_few_would_be_left() -> None:
     counts, peers = eligibility(4, 0)
-    for number in range(SPOILS_MAX):
+    for number in range(FAILURES_MAX):
         counts.flaky_peers.blame(number + 2, {peers[0]}, 0.0)
-    assert counts.seats(9, ms.STEP, peers, 1.0) == peers[1:]
-    assert counts.seats(9, ms.REDUCE, peers, 1.0) == peers
+    assert counts.select_participants(9, ms.STEP, peers, 1.0) == peers[1:]
+    assert counts.select_participants(9, ms.REDUCE, peers, 1.0) == peers
     counts._own.terms = Terms(5, least=4)
-    assert counts.seats(9, ms.STEP, peers, 1.0) == peers
+    assert counts.select_participants(9, ms.STEP, peers, 1.0) == peers

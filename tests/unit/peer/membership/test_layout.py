@@ -9,7 +9,6 @@ from harness.cluster import Cluster, peer_id
 from harness.faults import busy_with
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.layout import Advised, Layout, layout_for
 from atoll.peer.net.wire import decode, encode
@@ -133,7 +132,7 @@ def test_another_coordinator_begins_without_advice() -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
     peers = tuple(sorted(peer_id(name) for name in "abc"))
-    cluster.give("a", ev.Advised(peers, Layout("tree", (1, 2, 3), arity=1)))
+    cluster.give("a", Advised(peers, Layout("tree", (1, 2, 3), arity=1)))
     begun = begins_of(cluster)
     cluster.until_round("abc")
     assert {begin.layout and begin.layout.kind for begin in begun} >= {"tree"}

@@ -17,9 +17,9 @@ from atoll.optim.manifest import ELEMENTS_MAX
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import BARRIER, pack_objects
-from atoll.peer.membership.probation import Terms
 from atoll.peer.membership.view import (
     ON_FORK,
     ON_LOST,
@@ -203,7 +203,7 @@ def example(cls: type) -> Any:
         return EntryOrigin((member.peer,), (1.0,))
     if cls is ms.Meet:
         return ms.Meet(LINEAGE, 1, member)
-    known |= {ms.Meet: ms.Meet(LINEAGE, 1, member), ms.Cradle: ms.Cradle()}
+    known |= {ms.Meet: ms.Meet(LINEAGE, 1, member), ms.BootstrapConfig: ms.BootstrapConfig()}
 
     def value(hint: Any) -> Any:
         inner = get_args(hint)[0] if bounds_of(hint) else hint

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 
 import pytest
 from harness.cluster import LINEAGE, Cluster, peer_id
 from harness.faults import busy_with, lose
+from harness.rooms import MODULES
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
@@ -50,8 +52,8 @@ def test_joining_a_run_that_trains_loads_its_state_and_contributes() -> None:
 def test_joiner_of_another_specification_is_refused_by_name() -> None:
     cluster = Cluster("ab")
     cluster.found("a")
-    cluster.host("a").node.spec = "H=500"
-    cluster.host("b").node.spec = "H=400"
+    cluster.host("a").node.follower.spec = "H=500"
+    cluster.host("b").node.follower.spec = "H=400"
     cluster.link("a", "b")
     cluster.run(2.0)
     assert "refused" in cluster.host("b").notes
@@ -204,3 +206,19 @@ def test_a_learner_whose_heartbeats_go_elsewhere_is_told_the_view_again() -> Non
     cluster.until(lambda: lessons[-3:] == [False] * 3)
     mute.append(True)
     cluster.until(lambda: lessons[-1], limit_s=10.0)
+
+
+# ---------------------------------------------------------------- who owns which field
+
+
+def test_only_the_node_writes_what_all_parts_read() -> None:
+    """No other part assigns to the situation that it is given, nor knows the node."""
+    for name, path in MODULES.items():
+        if not name.startswith("atoll.peer.membership.") or name.endswith((".node", ".situation")):
+            continue
+        for item in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(item, ast.ImportFrom):
+                assert item.module != "atoll.peer.membership.node", name
+            if isinstance(item, ast.Attribute) and isinstance(item.ctx, ast.Store):
+                of = ast.unparse(item.value)
+                assert of not in ("here", "self._here"), f"{name} writes {ast.unparse(item)}"

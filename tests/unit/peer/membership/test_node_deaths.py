@@ -286,7 +286,7 @@ def test_frozen_voter_is_outbid() -> None:
     cluster.host("b").node.election.acceptor.on_prepare(  # type: ignore[union-attr]
         peer_id("c"), ballot, cluster.host("b").node.follower.report()
     )
-    assert cluster.host("b").node.frozen()
+    assert cluster.host("b").node.frozen
     assert cluster.until_round("abc") < 2.0
     later = cluster.host("a").node.view
     assert later is not None

@@ -10,9 +10,9 @@ from harness.cluster import LINEAGE, Cluster, Host, peer_id
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.admission import DROPPED_MAX, LEARNERS_MAX
+from atoll.peer.membership.admission import DROPPED_MAX, JOINERS_MAX
 from atoll.peer.membership.coordinator import OFFERS_MAX, Coordinator
-from atoll.peer.membership.lineages import STRANGERS_MAX
+from atoll.peer.membership.forks import STRANGERS_MAX
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
@@ -111,19 +111,19 @@ def test_a_rejoining_peer_of_another_specification_is_refused_with_both_values()
     cluster.isolate("c")
     cluster.until(lambda: cluster.in_one_view("ab"), limit_s=15.0)
     for name, spec in (("a", "{'sync_every': 500}"), ("b", "{'sync_every': 500}")):
-        cluster.host(name).node.spec = spec
-    cluster.host("c").node.spec = "{'sync_every': 400}"
+        cluster.host(name).node.follower.spec = spec
+    cluster.host("c").node.follower.spec = "{'sync_every': 400}"
     cluster.heal()
     cluster.until(lambda: "refused" in cluster.host("c").notes, limit_s=5.0)
     assert "yours {'sync_every': 400}, run {'sync_every': 500}" in cluster.tail(10_000)
     assert cluster.in_one_view("ab")
-    cluster.host("c").node.spec = "{'sync_every': 500}"
+    cluster.host("c").node.follower.spec = "{'sync_every': 500}"
     cluster.until_round("abc", limit_s=5.0)
 
 
 def test_join_refused_carries_the_stable_code() -> None:
     _, host, _ = formed()
-    host.node.spec = "run's"
+    host.node.follower.spec = "run's"
     join = ms.Join(Member(STRANGER, 1, address="s:1"), spec="mine")
     sent = [e.message for e in hear(host, STRANGER, join) if isinstance(e, ev.Send)]
     what = "run specification differs: yours mine, run run's"
@@ -149,7 +149,7 @@ def test_many_hostile_messages_leave_everything_small() -> None:
         hear(host, stranger, ms.Ready(*tag, begin.round, begin.attempt, stranger))
         hear(host, stranger, ms.Offer(*tag, b"blob"))
         hear(host, stranger, ms.Finals(*tag, begin.round, begin.attempt, stranger))
-        hear(host, stranger, ms.BootstrapHello(Member(stranger, 1), ms.Cradle()))
+        hear(host, stranger, ms.BootstrapHello(Member(stranger, 1), ms.BootstrapConfig()))
         hear(host, stranger, ms.Meet(stranger, 0, Member(stranger, 1)))
         hear(host, stranger, ms.Leave(*tag, 1))
         hear(host, stranger, ms.Join(Member(stranger, 1, address=f"h:{n}")))
@@ -160,28 +160,28 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     assert not any(attempt.misses.values())
     assert not lead.offers
     assert lead.admission.leaving <= set(view.peers)
-    assert len(lead.admission.learners) <= LEARNERS_MAX
+    assert len(lead.admission.joiners) <= JOINERS_MAX
     assert set(lead.roster.heartbeats) <= set(view.peers)
     assert host.node.refused <= set(view.peers)
-    assert not host.node.bootstrap.hails
-    assert len(host.node.lineages._met) <= STRANGERS_MAX
-    assert len(host.node.lineages._strangers) <= STRANGERS_MAX
+    assert not host.node.bootstrap.hellos
+    assert len(host.node.forks._met) <= STRANGERS_MAX
+    assert len(host.node.forks._strangers) <= STRANGERS_MAX
 
 
 def test_dropped_joiners_are_remembered_for_a_while_and_not_all() -> None:
     _, host, _ = formed()
     admission = lead_of(host).admission
-    for wave in range(0, 2 * DROPPED_MAX, LEARNERS_MAX):
-        for n in range(wave, wave + LEARNERS_MAX):
+    for wave in range(0, 2 * DROPPED_MAX, JOINERS_MAX):
+        for n in range(wave, wave + JOINERS_MAX):
             admission.on_join(Member(some_id(n), 1), 100.0)
-        admission.teach(102.0)  # nobody was heard since
-    assert not admission.learners
+        admission.announce(102.0)  # nobody was heard since
+    assert not admission.joiners
     assert len(admission._not_before_s) == DROPPED_MAX
     admission.on_join(Member(some_id(n), 1), 102.1)  # the latest are held to their pause
-    assert not admission.learners
+    assert not admission.joiners
     admission.on_join(Member(some_id(0), 1), 102.1)
-    assert len(admission.learners) == 1
-    admission.teach(300.0)
+    assert len(admission.joiners) == 1
+    admission.announce(300.0)
     assert len(admission._not_before_s) == 1
     assert len(admission._stalls) <= 1
 

@@ -92,7 +92,7 @@ def test_an_older_life_that_asks_to_join_is_shown_the_view() -> None:
     assert node.view is not None
     join = ms.Join(Member(peer_id("b"), 1, address="b:1"))
     told = node.handle(ev.Received(peer_id("b"), join), cluster.now_s)
-    assert ev.Send(peer_id("b"), ms.Install(node.view, node.changes.proof)) in told
+    assert ev.Send(peer_id("b"), ms.Install(node.view, node.proof)) in told
 
 
 def test_several_restarts_in_a_row() -> None:
@@ -171,7 +171,7 @@ def test_learner_that_dies_holds_the_boundary_no_longer_than_a_member() -> None:
 
 
 def test_stalled_learner_is_dropped_and_comes_back_after_growing_pauses() -> None:
-    cluster = Cluster("abc", Timing(learner_stall_s=5.0))
+    cluster = Cluster("abc", Timing(joiner_stall_s=5.0))
     cluster.form("abc")
     for name in "abc":
         cluster.host(name).inner_s = 0.5

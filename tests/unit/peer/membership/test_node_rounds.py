@@ -322,7 +322,7 @@ def test_a_peer_that_was_left_behind_is_asked_again_when_the_quorum_needs_it() -
     assert lead is not None
 
     def distrusted() -> set[bytes]:
-        return {peer for effort in lead._efforts.values() for peer in effort.distrusted}
+        return {peer for effort in lead._budgets.values() for peer in effort.distrusted}
 
     cluster.until(lambda: bool(distrusted()))
     assert distrusted() == {peer_id("b")}

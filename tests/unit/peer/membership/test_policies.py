@@ -10,7 +10,7 @@ from harness.cluster import LINEAGE, Cluster, Host, peer_id
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.lineages import RIVAL_S
+from atoll.peer.membership.forks import RIVAL_S
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import WITNESS, Rules, View
 

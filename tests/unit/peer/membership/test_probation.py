@@ -10,9 +10,15 @@ from harness.newcomers import come, members, new, running, view_of, weights_of_r
 
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.attempt import vertex_cover
-from atoll.peer.membership.eligibility import wrong_weights
 from atoll.peer.membership.layout import Advised, Layout
-from atoll.peer.membership.probation import Served, Terms, rounds_left, settled, wrong_settling
+from atoll.peer.membership.messages import Terms
+from atoll.peer.membership.participation import wrong_weights
+from atoll.peer.membership.probation import (
+    CompletedRounds,
+    graduated,
+    rounds_left,
+    wrong_graduation,
+)
 from atoll.peer.membership.view import ABSENT_MAX, Absent, Member, Newcomer, View
 
 K = 4
@@ -55,10 +61,12 @@ def test_rounds_without_the_newcomer_do_not_serve_it() -> None:
     cluster.detach("b")
     cluster.until_round("ab", 3 * K)
     assert new(cluster) == {"b": K}
-    left = rounds_left(view_of(cluster), cluster.host("a").node.follower.served)
+    left = rounds_left(view_of(cluster), cluster.host("a").node.follower.completed)
     cluster.train("b")
     cluster.until_round("ab", 2)
-    assert rounds_left(view_of(cluster), cluster.host("a").node.follower.served)[B] < left[B] <= K
+    assert (
+        rounds_left(view_of(cluster), cluster.host("a").node.follower.completed)[B] < left[B] <= K
+    )
 
 
 def test_what_it_has_served_outlives_its_coordinator() -> None:
@@ -165,8 +173,8 @@ def follow(before: View, **changes: object) -> View:
     return replace(before, **(base | changes))  # type: ignore[arg-type]
 
 
-def served(before: View, rounds: int, by: bytes = C) -> Served:
-    known = Served(before)
+def served(before: View, rounds: int, by: bytes = C) -> CompletedRounds:
+    known = CompletedRounds(before)
     for number in range(rounds):
         known.count(ms.Begin(LINEAGE, 5, 11 + number, 1, ms.STEP, (A, by), (1.0, 1.0)))
     return known
@@ -174,16 +182,16 @@ def served(before: View, rounds: int, by: bytes = C) -> Served:
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 3, 4])
 def test_a_voter_that_has_seen_everything_lets_nothing_be_taken_off(rounds: int) -> None:
-    known = Served(BEFORE)
+    known = CompletedRounds(BEFORE)
     for number in range(4):
         who = (A, C) if number < rounds else (A, B)
         known.count(ms.Begin(LINEAGE, 5, 11 + number, 1, ms.STEP, who, (1.0, 1.0)))
     left = max(0, 3 - rounds)
     for said in range(5):
         named = (Newcomer(C, said),) if said else ()
-        wrong = wrong_settling(BEFORE, follow(BEFORE, newcomers=named), known, TERMS)
+        wrong = wrong_graduation(BEFORE, follow(BEFORE, newcomers=named), known, TERMS)
         assert bool(wrong) == (not left <= said <= 3)
-    assert settled(BEFORE, follow(BEFORE), known, TERMS).newcomers == (
+    assert graduated(BEFORE, follow(BEFORE), known, TERMS).newcomers == (
         (Newcomer(C, left),) if left else ()
     )
 
@@ -193,7 +201,7 @@ def test_what_a_voter_has_not_seen_it_believes() -> None:
     for said, wrong in ((0, False), (1, False), (3, False), (4, True)):
         named = (Newcomer(C, said),) if said else ()
         after = follow(BEFORE, newcomers=named)
-        assert bool(wrong_settling(BEFORE, after, half, TERMS)) == wrong
+        assert bool(wrong_graduation(BEFORE, after, half, TERMS)) == wrong
 
 
 @pytest.mark.parametrize(
@@ -217,7 +225,7 @@ def test_what_a_voter_has_not_seen_it_believes() -> None:
 )  # fmt: skip
 def test_voters_refuse_a_view_that_makes_somebody_count(after: View, ok: bool) -> None:
     known = served(BEFORE, 4, by=B)
-    assert bool(wrong_settling(BEFORE, after, known, TERMS)) != ok
+    assert bool(wrong_graduation(BEFORE, after, known, TERMS)) != ok
 
 
 def test_no_view_comes_about_in_which_a_newcomer_counts_too_early() -> None:
@@ -238,17 +246,19 @@ def test_no_view_comes_about_in_which_a_newcomer_counts_too_early() -> None:
 def test_of_those_who_went_the_latest_are_remembered() -> None:
     gone = tuple(Absent(bytes([n // 250, n % 250]).ljust(32, b"x"), n) for n in range(ABSENT_MAX))
     before = view({}, absent=gone)
-    after = settled(before, follow(before, members=before.members[:2]), Served(), Terms(1000))
+    after = graduated(
+        before, follow(before, members=before.members[:2]), CompletedRounds(), Terms(1000)
+    )
     assert after.absent == (*gone[1:], Absent(C, 14))
-    assert settled(before, follow(before), Served(), TERMS).absent[0].since == 14 - K
-    assert settled(before, follow(before), Served(), Terms(0)).absent == ()
+    assert graduated(before, follow(before), CompletedRounds(), TERMS).absent[0].since == 14 - K
+    assert graduated(before, follow(before), CompletedRounds(), Terms(0)).absent == ()
 
 
 def test_who_comes_before_anything_was_trained_founds_the_run() -> None:
     for since, base, rounds in ((0, 0, 0), (0, 1, 0), (0, 2, K), (9, 9, 0), (9, 10, K)):
         before = view({}, base=base, since=since)
         after = follow(before, members=(*before.members, Member(D, 1)), base_round=base)
-        after = settled(before, after, Served(), TERMS)
+        after = graduated(before, after, CompletedRounds(), TERMS)
         assert after.newcomers == ((Newcomer(D, rounds),) if rounds else ())
 
 

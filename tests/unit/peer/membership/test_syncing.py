@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.peer.membership.events import CaughtUp, Effect, Goal, StartSync, TellTrainer, Undo
-from atoll.peer.membership.node import Node
-from atoll.peer.membership.syncing import PAUSE_MAX_S
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.situation import Situation
+from atoll.peer.membership.syncing import PAUSE_MAX_S, StateSync
+from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import WITNESS, Member, View
 
 ME, LEAD, OTHER, EYE = (name.encode() * 32 for name in "mloe")
@@ -20,26 +22,26 @@ def chain(number: int) -> bytes:
 
 
 class Bench:
-    """A node at round 5 that has fallen behind, and the effects of its syncing."""
+    """A member at round 5 that has fallen behind, and the effects of its syncing."""
 
-    def __init__(self, target: int = 9) -> None:
-        self.node = Node(Member(ME, 1))
-        own = self.own = self.node.follower
+    def __init__(self, target: int = 9, me: Member = MEMBERS[1]) -> None:
+        here = self.here = Situation(me, Timing())
+        own = self.own = MemberState(me, here.emit)
+        self.syncing = StateSync(here, own)
         own.round, own.chain, own.previous = 5, chain(5), (4, chain(4))
         own.fell_behind("a test")
-        self.node.syncing.aim(target, chain(target), VIEW, anew=True)
+        self.syncing.aim(target, chain(target), VIEW, anew=True)
         self.took()
 
     def took(self) -> list[Effect]:
-        found, self.node._out = self.node._out, []
-        return found
+        return self.here.take_effects()
 
     def step(self) -> list[Effect]:
-        self.node.syncing.step()
+        self.syncing.step()
         return self.took()
 
     def caught_up(self, number: int) -> list[Effect]:
-        self.node.syncing.on_caught_up(CaughtUp(number, chain(number), b"d" * 32))
+        self.syncing.on_caught_up(CaughtUp(number, chain(number), b"d" * 32))
         return self.took()
 
 
@@ -50,9 +52,9 @@ def test_it_asks_the_replicas_once_and_anew_for_every_later_target() -> None:
     bench = Bench()
     assert bench.step() == [StartSync(GOAL)]  # neither the witness nor itself
     assert bench.step() == []
-    bench.node.syncing.aim(8, chain(8), VIEW)  # a late word
+    bench.syncing.aim(8, chain(8), VIEW)  # a late word
     assert bench.step() == []
-    bench.node.syncing.aim(10, chain(10), VIEW)
+    bench.syncing.aim(10, chain(10), VIEW)
     [effect] = bench.step()
     assert isinstance(effect, StartSync)
     assert effect.goal.round == 10
@@ -61,7 +63,7 @@ def test_it_asks_the_replicas_once_and_anew_for_every_later_target() -> None:
 def test_only_the_latest_target_makes_it_synced() -> None:
     bench = Bench()
     bench.step()
-    bench.node.syncing.aim(10, chain(10), VIEW)
+    bench.syncing.aim(10, chain(10), VIEW)
     bench.step()
     bench.caught_up(9)
     assert (bench.own.round, bench.own.unsynced) == (9, True)
@@ -78,10 +80,10 @@ def test_nothing_that_was_not_asked_for_counts() -> None:
 def test_after_a_failure_it_asks_again_after_a_pause() -> None:
     bench = Bench()
     bench.step()
-    bench.node.syncing.on_failed("no donor")
+    bench.syncing.on_failed("no donor")
     bench.took()
     assert bench.step() == []
-    bench.node.now_s += bench.node.timing.repair_s
+    bench.here.now_s += bench.here.timing.repair_s
     assert bench.step() == [StartSync(GOAL)]
 
 
@@ -90,17 +92,17 @@ def test_failures_one_after_the_other_make_the_pause_longer_up_to_a_limit() -> N
     bench.step()
 
     def pause_s() -> float:
-        bench.node.syncing.on_failed("no donor")
+        bench.syncing.on_failed("no donor")
         bench.took()
-        begun_s = bench.node.now_s
+        begun_s = bench.here.now_s
         while not bench.step():
-            bench.node.now_s += 0.5
-        return bench.node.now_s - begun_s
+            bench.here.now_s += 0.5
+        return bench.here.now_s - begun_s
 
-    first_s = bench.node.timing.repair_s
+    first_s = bench.here.timing.repair_s
     assert [pause_s() for _ in range(3)] == [first_s, 2 * first_s, 4 * first_s]
     assert [pause_s() for _ in range(20)][-1] == PAUSE_MAX_S
-    bench.node.syncing.aim(9, chain(9), replace(VIEW, number=4))
+    bench.syncing.aim(9, chain(9), replace(VIEW, number=4))
     assert pause_s() == first_s
     bench.caught_up(8)
     assert pause_s() == first_s
@@ -109,7 +111,7 @@ def test_failures_one_after_the_other_make_the_pause_longer_up_to_a_limit() -> N
 def test_one_round_behind_is_a_missed_round_and_more_is_a_new_state_for_the_trainer() -> None:
     near, far = Bench(6), Bench(9)
     for bench in (near, far):
-        bench.node.syncing._foreign = False  # a member all along
+        bench.syncing._foreign = False  # a member all along
         bench.step()
     near.caught_up(6)
     assert near.own.epoch == 1
@@ -121,9 +123,9 @@ def test_one_round_behind_is_a_missed_round_and_more_is_a_new_state_for_the_trai
 def test_the_last_commit_is_undone_rather_than_fetched() -> None:
     bench = Bench(4)
     assert bench.step() == [Undo(4, chain(4))]
-    bench.node.syncing.on_failed("not here any more")
+    bench.syncing.on_failed("not here any more")
     bench.took()
-    bench.node.now_s += bench.node.timing.repair_s
+    bench.here.now_s += bench.here.timing.repair_s
     [effect] = bench.step()
     assert isinstance(effect, StartSync)  # once is enough
     bench.caught_up(4)
@@ -139,9 +141,6 @@ def test_bytes_in_doubt_are_not_trusted_for_an_undo() -> None:
 
 
 def test_a_witness_needs_no_state() -> None:
-    node = Node(Member(EYE, 1, WITNESS))
-    node.follower.unsynced = True
-    node.syncing.aim(9, chain(9), VIEW, anew=True)
-    node.syncing.step()
-    assert (node.follower.round, node.follower.unsynced) == (9, False)
-    assert not node._out
+    bench = Bench(me=MEMBERS[3])
+    assert bench.step() == []
+    assert (bench.own.round, bench.own.unsynced) == (9, False)

@@ -12,8 +12,8 @@ from harness.newcomers import held, running, view_of
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.operations import BARRIER, Call, Operation
-from atoll.peer.membership.probation import Terms
 from atoll.peer.membership.view import Ballot, Rules, short
 from atoll.peer.rounds.entries import GATHER, REDUCE
 

@@ -15,26 +15,24 @@ stops one of the two lets the other go on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from atoll.collectives.units import duration
+from atoll.peer.membership.coordinator import Coordinator
 from atoll.peer.membership.events import Connect, Note, Send
+from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import Meet, Yield
+from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import ANCESTORS_MAX, View, short
-
-if TYPE_CHECKING:
-    from atoll.peer.membership.node import Node
-
 
 STRANGERS_MAX = 64  # peers of former views that are looked for; the latest
 RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long as usual, is gone
 
 
-class Lineages:
+class Forks:
     """Look for other lineages, and settle with them, for the life of a node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, here: Situation, own: MemberState) -> None:
+        self._here = here
+        self._own = own
         self._strangers: dict[bytes, str] = {}  # peer -> address
         self._next_s = 0.0
         self._met: dict[bytes, None] = {}  # lineages that have been reported, the latest last
@@ -56,80 +54,78 @@ class Lineages:
             del self._strangers[peer]
         if before is not None and before.number > 0 and before.lineage != view.lineage:
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
-            self._node.emit(Note("fork", f"{text}: {view.describe()}"))
+            self._here.emit(Note("fork", f"{text}: {view.describe()}"))
         elif before is not None and view.rollback:
             text = f"rounds after {view.base_round} are lost: nobody alive held them"
-            self._node.emit(Note("rollback", text))
+            self._here.emit(Note("rollback", text))
 
-    def step(self) -> None:
-        node, view = self._node, self._node.view
-        if view is None or node.now_s < self._next_s:
+    def step(self, lead: Coordinator | None) -> None:
+        """Look for strangers; as the coordinator, tell those that are linked where we stand."""
+        here, view = self._here, self._here.view
+        if view is None or here.now_s < self._next_s:
             return
-        self._next_s = node.now_s + node.timing.meet_s
+        self._next_s = here.now_s + here.timing.meet_s
         for peer, address in self._strangers.items():
-            if peer not in node.linked and peer != node.me.peer:
-                node.emit(Connect(peer, address))
-        lead = node.coordinator
-        if lead is None or not lead.hears_quorum(node.now_s) or node.follower.unsynced:
+            if peer not in here.linked and peer != here.me.peer:
+                here.emit(Connect(peer, address))
+        if lead is None or not lead.hears_quorum(here.now_s) or self._own.unsynced:
             return
-        for peer in sorted(node.linked - set(view.peers) - lead.admission.learners.keys()):
-            node.emit(Send(peer, self._standing(view)))
-
-    def _standing(self, view: View) -> Meet:
-        node = self._node
         ancestors = view.ancestors[-ANCESTORS_MAX:]
-        return Meet(view.lineage, self._reached(view), node.me, ancestors)
+        meet = Meet(view.lineage, self._reached(view), here.me, ancestors)
+        for peer in sorted(here.linked.difference(view.peers, lead.admission.joiners)):
+            here.emit(Send(peer, meet))
 
     def _reached(self, view: View) -> int:
         """Return a round that is at least as late as all that our lineage has committed."""
-        return max(self._node.follower.round, view.base_round)
+        return max(self._own.round, view.base_round)
 
     def rival(self) -> str:
         """Return why a coordinator may begin no round now; empty if it may.
 
         Views and coordinators change: only the other lineage's end lets rounds begin again.
         """
-        if self._rival and self._node.now_s > self._rival_s + RIVAL_S:
+        if self._rival and self._here.now_s > self._rival_s + RIVAL_S:
             self._rival = ""
             text = f"no other lineage has been met for {duration(RIVAL_S)}; rounds go on"
-            self._node.emit(Note("fork", text))
+            self._here.emit(Note("fork", text))
         return self._rival
 
     # ------------------------------------------------------------ meeting them
 
-    def on_meet(self, source: bytes, meet: Meet) -> None:
-        node, view = self._node, self._node.view
+    def on_meet(self, source: bytes, meet: Meet, lead: Coordinator | None, *, led: bool) -> str:
+        """Return why to give way to the lineage that is met; "" to go on with ours.
+
+        ``led``: this peer hears a coordinator, which it may be itself.
+        """
+        here, view = self._here, self._here.view
         if view is None or meet.lineage == view.lineage:
-            return
-        lead = node.coordinator
-        quorate = lead is not None and lead.hears_quorum(node.now_s)
+            return ""
         self._report(view, meet)
         if view.rules.on_fork == "halt":  # members too: any of them may have to lead
             both = f"two lineages live, {view.lineage.hex()[:16]} and {_name(meet)}"
             if not self._rival:
                 self._rival = f"{both}; no rounds until the peers of one of them are stopped"
-                node.emit(Note("fork", self._rival, meet.coordinator.peer))
-            self._rival_lineage, self._rival_s = meet.lineage, node.now_s
-        if quorate:
-            assert lead is not None
-            self._judge(view, meet)
-        elif node.has_coordinator():
+                here.emit(Note("fork", self._rival, meet.coordinator.peer))
+            self._rival_lineage, self._rival_s = meet.lineage, here.now_s
+        if lead is not None and lead.hears_quorum(here.now_s):
+            return self._give_way(view, meet)
+        if led:
             if source == meet.coordinator.peer:  # the decision is our coordinator's
-                node.emit(Send(view.coordinator, meet))
+                here.emit(Send(view.coordinator, meet))
         elif view.lineage in meet.ancestors or meet.round >= self._reached(view):
-            node.yield_to(meet, "this peer has no quorum")
+            return "this peer has no quorum"
+        return ""
 
-    def _judge(self, view: View, meet: Meet) -> None:
-        node, lead = self._node, self._node.coordinator
-        assert lead is not None
+    def _give_way(self, view: View, meet: Meet) -> str:
+        """Return why our lineage ends, as its coordinator, and tell the members so; "" if not."""
         if view.rules.on_fork == "halt":
-            return  # see ``rival``
+            return ""  # see ``rival``
         if (meet.round, meet.lineage) <= (self._reached(view), view.lineage):
-            return
+            return ""
         for peer in view.peers:
-            if peer != node.me.peer:
-                node.emit(Send(peer, Yield(view.lineage, view.number, meet)))
-        node.yield_to(meet, f"it is at round {meet.round}, ours at {self._reached(view)}")
+            if peer != self._here.me.peer:
+                self._here.emit(Send(peer, Yield(view.lineage, view.number, meet)))
+        return f"it is at round {meet.round}, ours at {self._reached(view)}"
 
     def _report(self, view: View, meet: Meet) -> None:
         if meet.lineage in self._met:
@@ -139,7 +135,7 @@ class Lineages:
             del self._met[next(iter(self._met))]
         ours = f"ours is {view.lineage.hex()[:16]} at round {self._reached(view)}"
         text = f"met lineage {_name(meet)} of {short(meet.coordinator.peer)}; {ours}"
-        self._node.emit(Note("fork", text, meet.coordinator.peer))
+        self._here.emit(Note("fork", text, meet.coordinator.peer))
 
 
 def _name(meet: Meet) -> str:

@@ -1,0 +1,60 @@
+"""Hold what one peer is and sees now, as all parts of its membership machine read it.
+
+Each part of the machine (node.py) owns fields of its own and is given this one beside them, so that
+none needs to know the node. Only the node writes here; the parts read, and emit effects.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from atoll.peer.membership.events import Effect, ProbePeer, Send
+from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import Member, View
+
+
+class Situation:
+    """Keep what this peer is, where it stands, whom it reaches, and what it has to say."""
+
+    def __init__(self, me: Member, timing: Timing) -> None:
+        self.me = me
+        self.timing = self._unpaced = timing
+        self.now_s = 0.0
+        self.phase = Phase.OUT
+        self.view: View | None = None  # number 0 is the imaginary one of founders (bootstrap.py)
+        self.linked: set[bytes] = set()
+        self.srtt_s: dict[bytes, float] = {}
+        self.refused: set[bytes] = set()  # members whose life has certainly ended
+        self.leave_by_s: float | None = None
+        self._effects: list[Effect] = []
+        self._to_self: deque[object] = deque()
+
+    def pace(self) -> None:
+        """Let the limits follow the slowest round trip to a member of the view."""
+        members = self.view.peers if self.view else ()
+        slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
+        self.timing = self._unpaced.paced(slowest_s, len(members))
+
+    # ------------------------------------------------------------ effects
+
+    def emit(self, effect: Effect) -> None:
+        """Keep an effect for the shell; a message to this peer itself waits for the node."""
+        if isinstance(effect, Send) and effect.peer == self.me.peer:
+            self._to_self.append(effect.message)
+        else:
+            self._effects.append(effect)
+
+    def probe(self, peer: bytes) -> None:
+        """Look whether a member's address still answers, unless it is known to be gone."""
+        member = self.view.member(peer) if self.view else None
+        if member is not None and peer != self.me.peer and peer not in self.refused:
+            self.emit(ProbePeer(peer, member.address))
+
+    def take_effects(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+    def take_message(self) -> object | None:
+        """Return the next message to this peer itself, or None."""
+        return self._to_self.popleft() if self._to_self else None
