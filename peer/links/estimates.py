@@ -70,44 +70,6 @@ RTT_MIN_S = 0.005
 PAUSE_S = 60.0
 
 
-class BestRate:
-    """Keep the largest of the last samples, in bytes per second."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, float]] = deque()  # (time, rate), rates descending
-
-    @property
-    def value(self) -> float:
-        """Return the largest rate; 0 as long as nothing is known."""
-        return self._samples[0][1] if self._samples else 0.0
-
-    def known(self, now_s: float) -> float:
-        """Return the largest rate; 0 too when nothing has borne it out for FORGOTTEN_S."""
-        is_fresh = bool(self._samples) and now_s - self._samples[-1][0] < FORGOTTEN_S
-        return self.value if is_fresh else 0.0
-
-    def free(self, rate: float, now_s: float) -> None:
-        """Take a free sample: what the link could carry just then."""
-        while self._samples and self._samples[0][0] < now_s - KEPT_S:
-            self._samples.popleft()
-        while self._samples and self._samples[-1][1] <= rate:
-            self._samples.pop()
-        self._samples.append((now_s, rate))
-
-    def at_least(self, rate: float, now_s: float) -> None:
-        """Take a sample of what the link carried when it might have carried more.
-
-        It counts for nothing as long as no free sample is known. What comes near to the estimate
-        shows that it still holds as it is.
-        """
-        value = self.value
-        if value and rate > value:
-            self.free(rate, now_s)
-        elif value and rate >= CONFIRMS * value:
-            self._samples.clear()
-            self._samples.append((now_s, value))
-
-
 @dataclass(frozen=True, slots=True)
 class LinkEstimate:
     """Hold what is known now of one directed pair; rates in bytes per second of the wire, else 0.
@@ -324,6 +286,47 @@ def _reaches_pace(one: TcpInterval, rate: float) -> bool:
     return one.pace > 0 and rate >= PACE_REACHED * one.pace
 
 
+# ---------------------------------------------------------------- rates
+
+
+class BestRate:
+    """Keep the largest of the last samples, in bytes per second."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque()  # (time, rate), rates descending
+
+    @property
+    def value(self) -> float:
+        """Return the largest rate; 0 as long as nothing is known."""
+        return self._samples[0][1] if self._samples else 0.0
+
+    def known(self, now_s: float) -> float:
+        """Return the largest rate; 0 too when nothing has borne it out for FORGOTTEN_S."""
+        is_fresh = bool(self._samples) and now_s - self._samples[-1][0] < FORGOTTEN_S
+        return self.value if is_fresh else 0.0
+
+    def free(self, rate: float, now_s: float) -> None:
+        """Take a free sample: what the link could carry just then."""
+        while self._samples and self._samples[0][0] < now_s - KEPT_S:
+            self._samples.popleft()
+        while self._samples and self._samples[-1][1] <= rate:
+            self._samples.pop()
+        self._samples.append((now_s, rate))
+
+    def at_least(self, rate: float, now_s: float) -> None:
+        """Take a sample of what the link carried when it might have carried more.
+
+        It counts for nothing as long as no free sample is known. What comes near to the estimate
+        shows that it still holds as it is.
+        """
+        value = self.value
+        if value and rate > value:
+            self.free(rate, now_s)
+        elif value and rate >= CONFIRMS * value:
+            self._samples.clear()
+            self._samples.append((now_s, value))
+
+
 class RateWindow:
     """Count over consecutive intervals until they are long enough for a rate.
 
@@ -365,6 +368,9 @@ class RateWindow:
             return 0.0
         self.held_back = before[2] or now[2]
         return (before[0] + now[0]) / (before[1] + now[1])
+
+
+# ---------------------------------------------------------------- changes
 
 
 class LinkChanges:

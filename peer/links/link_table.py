@@ -166,6 +166,9 @@ def _larger(known: float | None, rate: float) -> float | None:
     return known if known is None else max(known, rate)
 
 
+# ---------------------------------------------------------------- when to tell a row
+
+
 @dataclass(slots=True)
 class RowTimes:
     """Keep what this member has told the coordinator of its view, and when."""

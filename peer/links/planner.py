@@ -74,7 +74,7 @@ class PlannedStreams(Protocol):
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None: ...
 
 
-class Links(Protocol):
+class MeasuredLinks(Protocol):
     """Tell what is measured of the links between peers (peer/links/monitor.py)."""
 
     def gaps(self, participants: Collection[bytes]) -> int: ...
@@ -91,7 +91,7 @@ class Planner:
         self,
         *,
         node: Node,
-        links: Links,
+        links: MeasuredLinks,
         streams: PlannedStreams,
         replica: Replica,
         daemon: PlannerPort,
@@ -226,6 +226,9 @@ def _reduced(state: ReplicatedState, count: int) -> tuple[ChunkGrid, Decoder]:
     return state.fragment_grid(0), state.spec.result_codec((1.0,) * count)
 
 
+# ---------------------------------------------------------------- the plan itself: no clock
+
+
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """Hold what the coordinator is advised, what each participant is told, and why."""
@@ -280,19 +283,6 @@ def plan_rounds(
     return RoundPlan(advice, told, choice)
 
 
-def differs(before: Network, now: Network) -> bool:
-    """Return whether a plan for the one network may not suit the other."""
-    if before.count != now.count or before.sites != now.sites:
-        return True
-    for one, other in ((before.up, now.up), (before.down, now.down), (before.pair, now.pair)):
-        if not np.allclose(one, other, rtol=CHANGE, atol=0.0):
-            return True
-    return not (
-        np.allclose(before.latency_s, now.latency_s, rtol=2 * CHANGE, atol=LATENCY_CHANGE_S)
-        and np.allclose(before.loss, now.loss, rtol=0.5, atol=LOSS_CHANGE)
-    )
-
-
 def _is_lossy(network: Network, source: int, target: int, bytes_per_s: float) -> bool:
     """Return whether a stream that gives way to every loss would fall short of this pace."""
     trip_s = float(network.latency_s[source, target] + network.latency_s[target, source])
@@ -313,3 +303,16 @@ def _pace(bytes_per_s: float, *, lossy: bool, bbr: bool) -> float:
 def _why(choice: Choice) -> str:
     why = "; ".join(choice.reasons)
     return why if len(why) <= WHY_CHARS_MAX else f"{why[: WHY_CHARS_MAX - 3]}..."
+
+
+def differs(before: Network, now: Network) -> bool:
+    """Return whether a plan for the one network may not suit the other."""
+    if before.count != now.count or before.sites != now.sites:
+        return True
+    for one, other in ((before.up, now.up), (before.down, now.down), (before.pair, now.pair)):
+        if not np.allclose(one, other, rtol=CHANGE, atol=0.0):
+            return True
+    return not (
+        np.allclose(before.latency_s, now.latency_s, rtol=2 * CHANGE, atol=LATENCY_CHANGE_S)
+        and np.allclose(before.loss, now.loss, rtol=0.5, atol=LOSS_CHANGE)
+    )

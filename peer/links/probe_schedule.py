@@ -161,6 +161,9 @@ def probed_peers(me: bytes, others: Collection[bytes], budget_bytes: int) -> lis
     return order[: min(PROBED_MAX, budget_bytes // PROBE_BYTES_MIN)]
 
 
+# ---------------------------------------------------------------- whose turn it is
+
+
 class ProbeTurns:
     """Keep the turns of the peer ``me``.
 

@@ -308,6 +308,9 @@ class StateAssembly:
         return ""
 
 
+# ---------------------------------------------------------------- which chunk is of which round
+
+
 @dataclass(slots=True)
 class _Chunk:
     at: int = -1  # the round that it is of; -1: it is not here, or not confirmed
@@ -471,6 +474,9 @@ class ChunkTable:
                 self._chunks[index] = _Chunk()
                 lost += 1
         return lost
+
+
+# ---------------------------------------------------------------- heads of entries
 
 
 @dataclass(slots=True)

@@ -211,7 +211,7 @@ class SyncClient:
                 case ev.PrepareStore():
                     self._spawn(self._prepare(effect.blob))
                 case ev.InstallState():
-                    assert isinstance(effect.store, _Store)
+                    assert isinstance(effect.store, _StateStore)
                     self._spawn(self._finish(effect.store, effect.round, effect.digest))
                 case ev.Synced():
                     self._done(effect)
@@ -245,14 +245,14 @@ class SyncClient:
             if blob:
                 state = await asyncio.to_thread(ReplicatedState, blob)
             assert state is not None
-            store = _Store(state, self._cache)
+            store = _StateStore(state, self._cache)
             cached = await asyncio.to_thread(store.take_cached, _sha(blob)) if blob else ()
         except (AtollError, MemoryError, OSError) as error:
             self._feed(ev.StoreFailed(_reason(error)))
             return
         self._feed(ev.StoreReady(store, cached))
 
-    async def _finish(self, store: _Store, number: int, digest: bytes) -> None:
+    async def _finish(self, store: _StateStore, number: int, digest: bytes) -> None:
         self._held_since_s = None if self.may_finish.is_set() else self._loop.time()
         try:
             async with asyncio.timeout(MAY_FINISH_TIMEOUT_S):
@@ -287,7 +287,7 @@ class SyncClient:
         task.add_done_callback(self._tasks.discard)
 
 
-class _Store:
+class _StateStore:
     """Put a state together on a StateLoad: ``ev.SyncStore``.
 
     Chunks that are kept are copied when that is needed; what is put is cached as well, while the
@@ -378,6 +378,9 @@ def _sha(data: bytes) -> bytes:
 
 def _reason(error: AtollError | MemoryError | OSError) -> str:
     return error.what if isinstance(error, AtollError) else f"no memory for the state: {error}"
+
+
+# ---------------------------------------------------------------- the result of an attempt
 
 
 class ResultFetcher:

@@ -354,6 +354,9 @@ class SyncServer:
         task.add_done_callback(self._tasks.discard)
 
 
+# ---------------------------------------------------------------- shared with threads
+
+
 class PieceQueue:
     """Keep the requests of one peer, first come, first served."""
 

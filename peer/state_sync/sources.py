@@ -235,6 +235,9 @@ class DonorTable:
         return f"from {', '.join(names + left_out)}" if names or left_out else "no donor answers"
 
 
+# ---------------------------------------------------------------- who sends which piece
+
+
 class Piece(NamedTuple):
     chunk: int
     entry: int  # 0: the chunk of the state as the donor has it now; else the first ...

@@ -151,6 +151,9 @@ class PublishedVectors:
         return None if self._has_trainer() else "its trainer has ended, or not begun"
 
 
+# ---------------------------------------------------------------- the bytes
+
+
 class StoredVector:
     """Hold a vector in the store; its bytes may be another one's as soon as it is ``gone``."""
 
