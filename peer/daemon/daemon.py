@@ -39,7 +39,7 @@ from atoll.peer.membership import messages as ms
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
-from atoll.peer.membership.view import ARCHIVE, Member, View, short
+from atoll.peer.membership.view import ARCHIVE, View, short
 from atoll.peer.net import byte_counts
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.identity import Home

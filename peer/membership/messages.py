@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
-from atoll.optim.manifest import (FRAGMENTS_MAX)
-from atoll.optim.run_spec import (PROBATION_MAX, SPEC_BYTES_MAX)
+from atoll.optim.manifest import FRAGMENTS_MAX
+from atoll.optim.run_spec import PROBATION_MAX, SPEC_BYTES_MAX
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.operations import OBJECT_BYTES_MAX, Operation, object_sizes

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from atoll.collectives.audit.sketch import (AUDITED_PEERS_MAX)
+from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.collectives.units import duration, listed
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.member import MemberState

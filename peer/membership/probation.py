@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from atoll.optim.run_spec import (RunSpec)
+from atoll.optim.run_spec import RunSpec
 from atoll.peer.membership.messages import Begin, Terms
 from atoll.peer.membership.view import ABSENT_MAX, Absent, Newcomer, View, short
 from atoll.peer.rounds.entries import STEP

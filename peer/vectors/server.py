@@ -22,9 +22,9 @@ from atoll.optim.manifest import ELEMENTS_MAX
 from atoll.peer.client.shared_memory import Region, send_region
 from atoll.peer.daemon.ipc_server import Handler
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
-from atoll.peer.membership.participation import (trainers_needed)
+from atoll.peer.membership.messages import NO_TERMS
 from atoll.peer.membership.node import Node
-from atoll.peer.membership.messages import (NO_TERMS)
+from atoll.peer.membership.participation import trainers_needed
 from atoll.peer.membership.view import short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.streams.frames import DataHeader
