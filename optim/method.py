@@ -172,7 +172,7 @@ class Method(ABC):
 
     def _follow(self) -> None:
         """Bring learning rates to ``global_step``, which may have jumped."""
-        self._schedules.go_to(max(0, self.global_step - self._in_step))
+        self._schedules.set_step(max(0, self.global_step - self._in_step))
 
     @contextmanager
     def _showing(self, what: str) -> Iterator[None]:

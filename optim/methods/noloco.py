@@ -234,8 +234,8 @@ class NoLoCo(Method):
             "version": STATE_VERSION,
             "steps": self._steps,
             "outer_step": self._number,
-            "local_steps": self._local.place,
-            "speeds": self._local.known,
+            "local_steps": self._local.position,
+            "speeds": self._local.speeds,
             "model": self._vector.digest(),
             "phi": torch.from_numpy(state.phi.copy()),
             "momentum": torch.from_numpy(state.momentum.copy()),
@@ -259,8 +259,8 @@ class NoLoCo(Method):
         np.copyto(self._state.phi, state["phi"].numpy())
         np.copyto(self._state.momentum, state["momentum"].numpy())
         in_step = self._vector.digest() == state.get("model")
-        self._local.recall(state["speeds"])
-        self._begin(number, place=state["local_steps"] if in_step else None)
+        self._local.restore_speeds(state["speeds"])
+        self._begin(number, position=state["local_steps"] if in_step else None)
 
     # ------------------------------------------------------------ an outer step
 
@@ -353,17 +353,17 @@ class NoLoCo(Method):
         self._phis[name] = phi
 
     def _begin(
-        self, number: int, *, founding: bool = False, place: Sequence[int] | None = None
+        self, number: int, *, founding: bool = False, position: Sequence[int] | None = None
     ) -> None:
         """Begin the local steps of an outer step, from φ.
 
         ``founding``: they are the first ones of the run, with what all others will begin with;
-        ``place``: some have been taken already.
+        ``position``: some have been taken already.
         """
         self._number = number
         self._local.begin()
-        if place is not None:
-            self._local.return_to(place)
+        if position is not None:
+            self._local.restore_position(position)
         self._drop()
         phi, published = self._state.phi, self._state.scratch
         np.copyto(published, phi)

@@ -59,7 +59,7 @@ class ReplayTask:
             self._schedules.add(scheduler, 0)
 
     def go_to(self, step: int) -> None:
-        self._schedules.go_to(step)
+        self._schedules.set_step(step)
 
 
 def replay(opened: Opened, task: ReplayTask, tolerance: Tolerance | None = None) -> ReplayVerdict:
