@@ -31,8 +31,7 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.schedules import Schedules
-from atoll.optim.sessions import AnySession, Channel
-from atoll.optim.side_channel import every_rank
+from atoll.optim.sessions import AnySession, Channel, every_rank
 
 
 class Method(ABC):

@@ -48,8 +48,8 @@ from atoll.optim.methods.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.model_io import ModelVector
 from atoll.optim.options import SpeedOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import GossipSession, VectorAsked, VectorChannel
-from atoll.optim.side_channel import OF_PARTNERS, check_alone
+from atoll.optim.sessions import GossipSession, VectorAsked, VectorChannel, check_alone
+from atoll.optim.side_channel import OF_PARTNERS
 from atoll.peer.client.console import say
 
 METHOD = "noloco"
@@ -285,7 +285,7 @@ class NoLoCo(Method):
         self._channel.publish(DELTA, self._number, delta, self.spec.codec)
         present, newest = self._gather()
         if newest > self._number + BEHIND_MAX:
-            self._replicas.say(f"outer step {self._number}, others are at {newest}: begins anew")
+            say(f"outer step {self._number}, others are at {newest}: begins anew")
             self._join()
             return
         spread = state.step(
@@ -316,7 +316,7 @@ class NoLoCo(Method):
                 self._wait_for(name, began_s + self._partner_wait_s)
             except OF_PARTNERS as error:
                 if self._failing.get(name) != error.code:  # else it was said before
-                    self._replicas.say(f"outer step {self._number} without {name}: {error.what}")
+                    say(f"outer step {self._number} without {name}: {error.what}")
                 self._failing[name] = error.code
                 if isinstance(error, StateError):
                     newest = max(newest, self._replicas.newest_of(name))
@@ -406,7 +406,7 @@ class NoLoCo(Method):
         say(memory_of_replicas(elements, daemon, self.trainer_bytes))
         if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):
             bound = 2 * (1 - spec.outer_momentum)
-            self._replicas.say(
+            say(
                 f"gossip={spec.gossip:g} is safe as long as partners seldom fail; below {bound:.3g}"
                 " it is in any case"
             )

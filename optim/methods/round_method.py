@@ -23,8 +23,14 @@ from atoll.optim.model_io import ModelVector
 from atoll.optim.options import BufferOptions
 from atoll.optim.run_clock import RunClock
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import LeadingRank, RoundChannel, TrainerSession
-from atoll.optim.side_channel import check_ranks, every_rank, whole
+from atoll.optim.sessions import (
+    LeadingRank,
+    RoundChannel,
+    TrainerSession,
+    check_ranks,
+    every_rank,
+    whole,
+)
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome
 

@@ -132,7 +132,7 @@ def _end(
 
 
 class _Taken:
-    """Count steps as a trainer does (inner_steps.py).
+    """Count steps as a trainer does (method.py).
 
     Fused optimizers call hooks when they skip one.
     """
