@@ -1,7 +1,9 @@
 """Provide the outer optimizer of a run: arithmetic for the daemon, hooks for the training loop.
 
-``outer``, ``manifest`` and ``spec`` are pure and are what a daemon imports. The names below need
-torch, so each is imported when it is first asked for: ``import atoll.optim`` does not load torch.
+``outer_step``, ``manifest`` and ``run_spec`` are pure and are what a daemon imports. The names
+below need torch, so each is imported when it is first asked for: ``import atoll.optim`` does not
+load torch. Methods are in ``methods`` and ``every_step``; ``method`` is the base of all of them,
+``options`` describes what they have in common. Those of the small model are the demo's.
 """
 
 from __future__ import annotations

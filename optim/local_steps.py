@@ -52,14 +52,14 @@ class StepsBySpeed:
         self._began_s, self._steps = self._clock(), 0
 
     @property
-    def known(self) -> list[float]:
-        """Return what has been measured, for ``recall``: steps of a round, seconds of a step.
+    def speeds(self) -> list[float]:
+        """Return the steps of a round, and the seconds of a step in each, for ``restore_speeds``.
 
-        ``recall`` is for a trainer that comes back, which has compiled nothing yet.
+        ``restore_speeds`` is for a trainer that comes back, which has compiled nothing yet.
         """
         return [self._sync_every, *self._seconds]
 
-    def recall(self, known: Sequence[float]) -> None:
+    def restore_speeds(self, known: Sequence[float]) -> None:
         self._sync_every = min(max(1, int(known[0])), self._most)
         self._seconds.extend(known[1:])
 
@@ -147,19 +147,19 @@ class LocalSteps:
             self._by_speed.end()
 
     @property
-    def place(self) -> list[int]:
-        """Return the steps that are taken and wanted, for ``return_to``."""
+    def position(self) -> list[int]:
+        """Return the steps that are taken and wanted, for ``restore_position``."""
         return [self.taken, self.wanted]
 
-    def return_to(self, place: Sequence[int]) -> None:
-        """Return to a place in the middle of a round."""
-        self.taken, self.wanted = map(int, place)
+    def restore_position(self, position: Sequence[int]) -> None:
+        """Go on in the middle of a round."""
+        self.taken, self.wanted = map(int, position)
 
     @property
-    def known(self) -> list[float]:
-        """Return what has been measured, for ``recall``; it holds wherever the run is."""
-        return [] if self._by_speed is None else self._by_speed.known
+    def speeds(self) -> list[float]:
+        """Return what has been measured, for ``restore_speeds``; it holds wherever the run is."""
+        return [] if self._by_speed is None else self._by_speed.speeds
 
-    def recall(self, known: Sequence[float]) -> None:
+    def restore_speeds(self, known: Sequence[float]) -> None:
         if self._by_speed is not None and known:
-            self._by_speed.recall(known)
+            self._by_speed.restore_speeds(known)

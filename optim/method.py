@@ -31,8 +31,7 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.schedules import Schedules
-from atoll.optim.sessions import AnySession, Channel
-from atoll.optim.side_channel import every_rank
+from atoll.optim.sessions import AnySession, Channel, every_rank
 
 
 class Method(ABC):
@@ -172,7 +171,7 @@ class Method(ABC):
 
     def _follow(self) -> None:
         """Bring learning rates to ``global_step``, which may have jumped."""
-        self._schedules.go_to(max(0, self.global_step - self._in_step))
+        self._schedules.set_step(max(0, self.global_step - self._in_step))
 
     @contextmanager
     def _showing(self, what: str) -> Iterator[None]:

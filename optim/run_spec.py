@@ -3,6 +3,8 @@
 The blob goes into the run's first log entry and is handed to every joiner and trainer as it is.
 It is zlib over UTF-8 text: the specification as one line of JSON, then the manifest's lines.
 Compare specifications and manifests, not blobs: two zlib versions may pack one text differently.
+
+``RunSpec`` has three groups of fields: of the outer optimizer, of a round, and of trust.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX, check_codec
@@ -64,112 +66,98 @@ LENGTH_BYTES = 4  # before each object of an all-gather, where they travel toget
 # The largest relative squared error of a codec, for Gaussian values, where what it loses is lost:
 # without error feedback, and always where a mean is encoded again. 4-bit codecs have 1 to 4 %.
 CODEC_ERROR_MAX = 0.1
+# The order of the fields in the blob, whatever group they are in.
+WIRE_ORDER = (
+    *("method", "sync_every", "schedule"),
+    *("outer", "outer_lr", "outer_lr_by_peers", "outer_momentum", "outer_clip", "outer_delay"),
+    *(
+        "submits",
+        "codec",
+        "round_deadline_s",
+        "fragments",
+        "rounds_in_flight",
+        "aggregate",
+        "audit",
+    ),
+    *("error_feedback", "check_every", "buffers", "gossip", "group"),
+    *("probation", "validators", "segment_steps", "min_trainers"),
+)
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSpec:
-    """Describe the method of a run and its numbers.
+class OuterSpec:
+    """Describe the outer optimizer: what becomes of the mean of a round (outer_step.py)."""
 
-    ConfigError names the field that is out of range.
-    """
-
-    method: str = "diloco"
-    sync_every: int
-    # How sync_every changes, or what compresses gradients: a trainer's own text, equal for all.
-    schedule: str = ""
     outer: str = "nesterov"
     outer_lr: float = 0.7
-    # Whether outer_lr is a factor of the rate that belongs to the peers of a round (outer_step.py).
+    # Whether outer_lr is a factor of the rate that belongs to the peers of a round: ``outer_rate``.
     outer_lr_by_peers: bool = False
     outer_momentum: float = 0.9
     outer_clip: float = 0.0  # bounds every element of the momentum, if it is positive
     outer_delay: int = 1  # rounds that make up one step of Nesterov; above 1 it is the delayed one
     submits: str = "parameters"  # or deltas: pseudo-gradients, if the trainer must form them itself
+    gossip: float = 0.0  # how much trainers that exchange in groups draw together (gossip.py)
+    group: int = 1  # ... and of how many
+
+    def _check_outer(self) -> None:
+        _require(self, self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
+        _require(self, 0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
+        _require(self, 0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
+        _require(self, self.outer_clip >= 0, "outer_clip", "0 (none) or positive")
+        can_wait = self.outer == "nesterov" and not self.outer_clip
+        delay_max = OUTER_DELAY_MAX if can_wait else 1
+        _require(
+            self,
+            0 < self.outer_delay <= delay_max,
+            "outer_delay",
+            f"1, or up to {OUTER_DELAY_MAX} rounds of outer='nesterov' without a clip",
+        )
+        _require(self, self.submits in SUBMITS, "submits", f"one of {', '.join(SUBMITS)}")
+        _require(self, 0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
+        _require(self, 0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSpec:
+    """Describe a round: when it is, of what, and how its parts become one result."""
+
+    sync_every: int
+    # How sync_every changes, or what compresses gradients: a trainer's own text, equal for all.
+    schedule: str = ""
     codec: str = "int8"
     round_deadline_s: float = 600.0
     fragments: int = 1  # parts of the vector, each with rounds of its own
     rounds_in_flight: int = 1  # rounds of different fragments that may be reducing at once
     aggregate: str = MEAN
-    audit: bool = False  # whether what owners of shards make of the parts is verified, and by all
     error_feedback: float = 0.0  # what is kept of what a round has left out, for the next; 0: none
     check_every: int = 0  # steps between two comparisons of parameters that trainers hold; 0: none
     buffers: str = ""  # those of the model that trainers share beside rounds (buffer_sync.py)
-    gossip: float = 0.0  # how much trainers that exchange in groups draw together (gossip.py)
-    group: int = 1  # ... and of how many
-    probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
-    validators: int = 0  # peers in each audited round that take local steps of others again ...
-    segment_steps: int = 0  # ... so many of them
     # Trainers that have to be there for a round to begin. The run's first value: its members may
     # agree on another one (peer/membership/view.py, Rules).
     min_trainers: int = 1
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            self._check_type(field.name, str(field.type))
-        self._check(self.method in METHODS, "method", f"one of {', '.join(METHODS)}")
-        self._check(
-            0 < self.sync_every <= SYNC_EVERY_MAX, "sync_every", f"1 to {SYNC_EVERY_MAX} steps"
-        )
+    def _check_round(self) -> None:
+        fits = 0 < self.sync_every <= SYNC_EVERY_MAX
+        _require(self, fits, "sync_every", f"1 to {SYNC_EVERY_MAX} steps")
         for name in ("schedule", "buffers"):
             text = getattr(self, name)
             fits = text.isprintable() and len(text) <= SCHEDULE_CHARACTERS_MAX
-            self._check(fits, name, f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters")
+            _require(self, fits, name, f"a line of at most {SCHEDULE_CHARACTERS_MAX} characters")
         fits = 0 <= self.check_every <= SYNC_EVERY_MAX
-        self._check(fits, "check_every", f"up to {SYNC_EVERY_MAX} steps, or 0")
-        self._check(self.outer in OUTER_RULES, "outer", f"one of {', '.join(OUTER_RULES)}")
-        self._check(0 < self.outer_lr <= OUTER_LR_MAX, "outer_lr", f"in (0, {OUTER_LR_MAX:g}]")
-        self._check(0 <= self.outer_momentum < 1, "outer_momentum", "in [0, 1)")
-        self._check(self.outer_clip >= 0, "outer_clip", "0 (none) or positive")
-        can_wait = self.outer == "nesterov" and not self.outer_clip
-        delay_max = OUTER_DELAY_MAX if can_wait else 1
-        self._check(
-            0 < self.outer_delay <= delay_max,
-            "outer_delay",
-            f"1, or up to {OUTER_DELAY_MAX} rounds of outer='nesterov' without a clip",
-        )
-        self._check(self.submits in SUBMITS, "submits", f"one of {', '.join(SUBMITS)}")
-        self._check(
-            self.submits == "deltas" or not self.is_asynchronous,
-            "submits",
-            "deltas: the run's parameters have moved on since an asynchronous round was begun",
-        )
-        self._check(
-            0 < self.round_deadline_s <= ROUND_DEADLINE_S_MAX,
-            "round_deadline_s",
-            f"in (0, {ROUND_DEADLINE_S_MAX:g}] seconds",
-        )
-        fragments_max = 1 if self.is_asynchronous else FRAGMENTS_MAX
-        self._check(0 < self.fragments <= fragments_max, "fragments", f"1 to {fragments_max}")
+        _require(self, fits, "check_every", f"up to {SYNC_EVERY_MAX} steps, or 0")
+        fits = 0 < self.round_deadline_s <= ROUND_DEADLINE_S_MAX
+        wanted = f"in (0, {ROUND_DEADLINE_S_MAX:g}] seconds"
+        _require(self, fits, "round_deadline_s", wanted)
         in_flight_max = min(self.fragments, ROUNDS_IN_FLIGHT_MAX)
-        self._check(
+        _require(
+            self,
             0 < self.rounds_in_flight <= in_flight_max,
             "rounds_in_flight",
             f"1 to {ROUNDS_IN_FLIGHT_MAX}, and at most the number of fragments ({self.fragments})",
         )
-        self._check(0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
-        self._check(0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
-        self._check(
-            self.rule is None or self.is_averaged,
-            "aggregate",
-            f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
-        )
-        rounds = PROBATION_MAX if self.is_averaged else 0
-        wanted = f"0 to {rounds} rounds" if rounds else f"0 in a run of {self.method}"
-        self._check(0 <= self.probation <= rounds, "probation", wanted)
-        self._check(0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
+        _require(self, 0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
-        if self.audit:
-            self._check_audit()
-        validators_max = VALIDATORS_MAX if self.audit and self.method in REPLAYED else 0
-        wanted = f"0 to {validators_max}; only an audited run of DiLoCo or LocalSGD has any"
-        self._check(0 <= self.validators <= validators_max, "validators", wanted)
-        steps_max = SYNC_EVERY_MAX if self.validators else 0
-        fits = bool(self.validators) <= self.segment_steps <= steps_max
-        self._check(fits, "segment_steps", "a positive number of steps; 0 without validators")
-        trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
-        fits = 1 <= self.min_trainers <= trainers_max
-        self._check(fits, "min_trainers", f"1 to {trainers_max} trainers")
 
     def _check_codec(self) -> None:
         try:
@@ -186,27 +174,6 @@ class RunSpec:
         if lacking:
             what = f"codec {self.codec!r} needs {lacking}"
             raise ConfigError(what, fix="use int8, or int4 where bytes count for more")
-
-    def _check_audit(self) -> None:
-        """Raise ConfigError where a result cannot be verified."""
-        averages = self.method in STEPPED and not self.is_asynchronous
-        wanted = "False: only averages and robust rules of all peers can be audited"
-        self._check(averages and self.aggregate not in RULES, "audit", wanted)
-        wanted = f"a rule for {AUDITED_PEERS_MAX} peers: no more can be audited"
-        self._check(self.least_peers <= AUDITED_PEERS_MAX, "aggregate", wanted)
-        check_codec(get_codec(self.codec))
-
-    def _check_type(self, name: str, kind: str) -> None:
-        value = getattr(self, name)
-        if kind == "float" and type(value) is int:  # outer_lr=1 means 1.0, on the wire as well
-            object.__setattr__(self, name, float(value))
-        elif type(value).__name__ != kind or (kind == "float" and not math.isfinite(value)):
-            raise ConfigError(f"{name} is {repr(value)[:80]}", fix=f"{name} must be a {kind}")
-
-    def _check(self, ok: bool, name: str, wanted: str) -> None:
-        if not ok:
-            value = repr(getattr(self, name))[:80]
-            raise ConfigError(f"{name} is {value}", fix=f"{name} must be {wanted}")
 
     def result_codec(self, weights: Sequence[float]) -> Decoder:
         """Return the codec in which the result of a round is encoded.
@@ -237,6 +204,78 @@ class RunSpec:
     def least_peers(self) -> int:
         """Return how many have to count in a round: what its robust rule needs."""
         return self.rule.least if self.rule is not None else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustSpec:
+    """Describe whom a run believes, and what it verifies (peer/audit/)."""
+
+    audit: bool = False  # whether what owners of shards make of the parts is verified, and by all
+    probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once
+    validators: int = 0  # peers in each audited round that take local steps of others again ...
+    segment_steps: int = 0  # ... so many of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(OuterSpec, RoundSpec, TrustSpec):
+    """Describe the method of a run and its numbers.
+
+    ConfigError names the field that is out of range.
+    """
+
+    method: str = "diloco"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_type(field.name, str(field.type))
+        _require(self, self.method in METHODS, "method", f"one of {', '.join(METHODS)}")
+        # On these the ranges of others depend.
+        fragments_max = 1 if self.is_asynchronous else FRAGMENTS_MAX
+        fits = 0 < self.fragments <= fragments_max
+        _require(self, fits, "fragments", f"1 to {fragments_max}")
+        self._check_outer()
+        self._check_round()
+        _require(
+            self,
+            self.submits == "deltas" or not self.is_asynchronous,
+            "submits",
+            "deltas: the run's parameters have moved on since an asynchronous round was begun",
+        )
+        _require(
+            self,
+            self.rule is None or self.is_averaged,
+            "aggregate",
+            f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
+        )
+        self._check_trust()
+        trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
+        fits = 1 <= self.min_trainers <= trainers_max
+        _require(self, fits, "min_trainers", f"1 to {trainers_max} trainers")
+
+    def _check_trust(self) -> None:
+        """Raise ConfigError where joiners cannot be tried, or a result not be verified."""
+        rounds = PROBATION_MAX if self.is_averaged else 0
+        wanted = f"0 to {rounds} rounds" if rounds else f"0 in a run of {self.method}"
+        _require(self, 0 <= self.probation <= rounds, "probation", wanted)
+        if self.audit:
+            wanted = "False: only averages and robust rules of all peers can be audited"
+            _require(self, self.is_averaged and self.aggregate not in RULES, "audit", wanted)
+            wanted = f"a rule for {AUDITED_PEERS_MAX} peers: no more can be audited"
+            _require(self, self.least_peers <= AUDITED_PEERS_MAX, "aggregate", wanted)
+            check_codec(get_codec(self.codec))
+        validators_max = VALIDATORS_MAX if self.audit and self.method in REPLAYED else 0
+        wanted = f"0 to {validators_max}; only an audited run of DiLoCo or LocalSGD has any"
+        _require(self, 0 <= self.validators <= validators_max, "validators", wanted)
+        steps_max = SYNC_EVERY_MAX if self.validators else 0
+        fits = bool(self.validators) <= self.segment_steps <= steps_max
+        _require(self, fits, "segment_steps", "a positive number of steps; 0 without validators")
+
+    def _check_type(self, name: str, kind: str) -> None:
+        value = getattr(self, name)
+        if kind == "float" and type(value) is int:  # outer_lr=1 means 1.0, on the wire as well
+            object.__setattr__(self, name, float(value))
+        elif type(value).__name__ != kind or (kind == "float" and not math.isfinite(value)):
+            raise ConfigError(f"{name} is {repr(value)[:80]}", fix=f"{name} must be a {kind}")
 
     @property
     def is_averaged(self) -> bool:
@@ -269,7 +308,7 @@ class RunSpec:
         return self.audit or (self.rule is not None and not self.rule.is_mean)
 
     def to_wire(self) -> dict[str, str | int | float]:
-        return asdict(self)
+        return {name: getattr(self, name) for name in WIRE_ORDER}
 
     @classmethod
     def from_wire(cls, values: object) -> RunSpec:
@@ -293,6 +332,13 @@ class RunSpec:
         """Return a line for each field in which this (your) specification and the run's differ."""
         mine, theirs = self.to_wire(), run.to_wire()
         return [f"{k}: yours {mine[k]}, run {theirs[k]}" for k in mine if mine[k] != theirs[k]]
+
+
+def _require(spec: object, ok: bool, name: str, wanted: str) -> None:
+    """Raise ConfigError, which names the field, unless its value is as wanted."""
+    if not ok:
+        value = repr(getattr(spec, name))[:80]
+        raise ConfigError(f"{name} is {value}", fix=f"{name} must be {wanted}")
 
 
 def _names(values: object) -> list[str]:

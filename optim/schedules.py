@@ -33,13 +33,13 @@ class Schedules:
         ConfigError for one that depends on more than the step, and for one that is further already.
         """
         followed = _Followed(scheduler)
-        followed.go_to(step)
+        followed.set_step(step)
         self._followed.append(followed)
 
-    def go_to(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         """Bring each scheduler to the learning rates of this step, counted from 0."""
         for followed in self._followed:
-            followed.go_to(step)
+            followed.set_step(step)
 
 
 class _Followed:
@@ -54,7 +54,7 @@ class _Followed:
         # As it was when it was given, and as it was when it last stood where it should.
         self._first = self._latest = self._kept()
 
-    def go_to(self, step: int) -> None:
+    def set_step(self, step: int) -> None:
         epoch = _epoch(self._scheduler)
         if epoch == step < self._latest[0] + KEEP_EVERY:
             return

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from atoll.collectives.codecs import F32
+from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import FROZEN, RunSpec
 from atoll.peer.client.session import Reduced
@@ -176,3 +177,44 @@ class LeadingRank(Protocol):
         Each writes its rows of float32[elements].
         """
         ...
+
+
+def every_rank(channel: object, mine: bool) -> bool:
+    """Return whether ``mine`` is true in every process of this trainer."""
+    return channel.all_true(mine) if isinstance(channel, LeadingRank) else mine
+
+
+def whole(
+    channel: object, write: Callable[[F32], None], flat: F32, part: slice = slice(None)
+) -> None:
+    """Write the model, or a part of it, to float32[elements]: the rows of every process.
+
+    ``write`` writes those of this process of the trainer; ``part`` is the slice that is written.
+    """
+    if isinstance(channel, LeadingRank):
+        channel.whole(write, flat, part)
+    else:
+        write(flat)
+
+
+def check_ranks(peer: object, ranks: int) -> None:
+    """Raise ConfigError if the model is sharded over more processes than ``peer`` is of."""
+    own = peer.ranks if isinstance(peer, LeadingRank) else 1
+    if ranks > own:
+        raise ConfigError(
+            f"the model is sharded over {ranks} ranks, and this session is of {own}: all but their "
+            "rows would be lost",
+            fix="give it RankSession(session)"
+            + (", with the group of all ranks that share the model" if own > 1 else ""),
+        )
+
+
+def check_alone(method: str, peer: object, ranks: int = 1) -> None:
+    """Raise ConfigError if the trainer has, or the model is sharded over, several processes."""
+    if ranks > 1 or isinstance(peer, LeadingRank):
+        raise ConfigError(
+            f"{method} is for trainers of one process, and this one "
+            + (f"has a model that is sharded over {ranks} ranks" if ranks > 1 else "has ranks"),
+            fix="use a method with rounds, such as DiLoCo, and give it RankSession(session); or "
+            "give each process a daemon and a whole model of its own",
+        )

@@ -1,7 +1,7 @@
 """Hand small vectors from one trainer of a run to another, beside its rounds.
 
 Each is published under a name and the number of a round, and whoever needs it asks for it
-(peer/client/session_vectors.py). No round needs any of them: where a vector is lacking, a trainer
+(peer/client/trainer_channel.py). No round needs any of them: where a vector is lacking, a trainer
 goes on without.
 """
 
@@ -15,7 +15,6 @@ import numpy as np
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import (
     CodecError,
-    ConfigError,
     ConnectError,
     ProtocolError,
     RoundError,
@@ -78,45 +77,6 @@ class SideChannel:
     def total(self, mine: float) -> float:
         """Return the sum of ``mine`` over the processes of this trainer."""
         return self._channel.total(mine) if isinstance(self._channel, LeadingRank) else mine
-
-
-def every_rank(peer: object, mine: bool) -> bool:
-    """Return whether ``mine`` is true in every process of this trainer."""
-    return peer.all_true(mine) if isinstance(peer, LeadingRank) else mine
-
-
-def whole(peer: object, write: Callable[[F32], None], flat: F32, part: slice = slice(None)) -> None:
-    """Write the model, or a part of it, to float32[elements]: the rows of every process.
-
-    ``write`` writes those of this process of the trainer; ``part`` is the slice that is written.
-    """
-    if isinstance(peer, LeadingRank):
-        peer.whole(write, flat, part)
-    else:
-        write(flat)
-
-
-def check_ranks(peer: object, ranks: int) -> None:
-    """Raise ConfigError if the model is sharded over more processes than ``peer`` is of."""
-    own = peer.ranks if isinstance(peer, LeadingRank) else 1
-    if ranks > own:
-        raise ConfigError(
-            f"the model is sharded over {ranks} ranks, and this session is of {own}: all but their "
-            "rows would be lost",
-            fix="give it RankSession(session)"
-            + (", with the group of all ranks that share the model" if own > 1 else ""),
-        )
-
-
-def check_alone(method: str, peer: object, ranks: int = 1) -> None:
-    """Raise ConfigError if the trainer has, or the model is sharded over, several processes."""
-    if ranks > 1 or isinstance(peer, LeadingRank):
-        raise ConfigError(
-            f"{method} is for trainers of one process, and this one "
-            + (f"has a model that is sharded over {ranks} ranks" if ranks > 1 else "has ranks"),
-            fix="use a method with rounds, such as DiLoCo, and give it RankSession(session); or "
-            "give each process a daemon and a whole model of its own",
-        )
 
 
 def _agreed(session: VectorChannel, name: str, number: int, n: int) -> tuple[int, F32] | None:

@@ -267,7 +267,7 @@ class SwarmSession:
         vector = vector_of(tensor)
         flat = np.empty(vector.elements, np.float32)
         vector.write(flat)
-        reduced = self._operate(FoldCall(flat, op, codec))
+        reduced = self._operate(ReduceCall(flat, op, codec))
         return Reduced(vector.read(reduced), self.present, self.round)
 
     def check(self) -> None:
@@ -310,7 +310,7 @@ class SwarmSession:
         own = look.seen() if peer == self.peer_name else None
         return own or self._meet(look)
 
-    def _operate(self, call: GatherCall | FoldCall) -> Any:
+    def _operate(self, call: GatherCall | ReduceCall) -> Any:
         self._swarm.check_collectives()
         return self._meet(call)
 
@@ -323,7 +323,7 @@ class SwarmSession:
         while self._waits:
             self._swarm.turns.wait(self.number)
         self.round = self._swarm.round
-        self.operations += isinstance(call, GatherCall | FoldCall)
+        self.operations += isinstance(call, GatherCall | ReduceCall)
         return self.answer
 
 
@@ -420,8 +420,8 @@ class GatherCall(SwarmCall):
 
 
 @dataclass
-class FoldCall(SwarmCall):
-    """Fold vectors, as daemons do it for ``session.all_reduce``."""
+class ReduceCall(SwarmCall):
+    """Reduce vectors, as daemons do it for ``session.all_reduce``."""
 
     flat: F32
     op: str
@@ -431,7 +431,7 @@ class FoldCall(SwarmCall):
     def alike(self) -> str:  # type: ignore[override]
         return f'all_reduce() of {self.flat.size:,} elements, op="{self.op}", codec="{self.codec}"'
 
-    def answers(self, calls: Sequence[FoldCall]) -> tuple[list[F32], int]:
+    def answers(self, calls: Sequence[ReduceCall]) -> tuple[list[F32], int]:
         codec, grid = get_codec(self.codec), grid_for(self.flat.size)
 
         def part(flat: F32, chunk: int, out: F32) -> None:

@@ -64,8 +64,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.method import Method
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import OperationsSession
-from atoll.optim.side_channel import check_alone
+from atoll.optim.sessions import OperationsSession, check_alone
 from atoll.peer.client.console import say
 
 STATE_VERSION = 2

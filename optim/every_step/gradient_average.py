@@ -20,8 +20,7 @@ from atoll.optim.inner import Inner, inners_of
 from atoll.optim.model_io import ModelVector
 from atoll.optim.options import BufferOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import OperationsSession
-from atoll.optim.side_channel import check_alone
+from atoll.optim.sessions import OperationsSession, check_alone
 
 
 class GradientAverage(EveryStep):

@@ -1,1 +1,1 @@
-"""Train with local steps: each method is a class that takes the place of an outer optimizer."""
+"""Train with local steps between rounds: the methods, and the two bases that most of them have."""

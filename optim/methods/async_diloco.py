@@ -96,9 +96,9 @@ class AsyncDiLoCo(SynchronousMethod):
         super()._take_run()
         self._vector.write(self._anchor)
 
-    def _place(self) -> dict[str, Any]:
-        return {**super()._place(), "anchor": torch.from_numpy(self._anchor.copy())}
+    def _position(self) -> dict[str, Any]:
+        return {**super()._position(), "anchor": torch.from_numpy(self._anchor.copy())}
 
-    def _return_to(self, place: Mapping[str, Any]) -> None:
-        super()._return_to(place)
-        np.copyto(self._anchor, place["anchor"].numpy())
+    def _restore_position(self, position: Mapping[str, Any]) -> None:
+        super()._restore_position(position)
+        np.copyto(self._anchor, position["anchor"].numpy())

@@ -136,7 +136,7 @@ class CO2(RoundMethod):
         self._form_delta()
         self._submit()
         self._under_way = True
-        self._stand_at(self._clock.steps + self.spec.sync_every)  # with what is under way
+        self._set_step(self._clock.steps + self.spec.sync_every)  # with what is under way
         self._vector.read(self._anchor)
         self._write_whole(
             self._vector.write, self._anchor
@@ -160,27 +160,27 @@ class CO2(RoundMethod):
             late /= np.float32(self._channel.first_rank(penalty))  # the same bits in all
         self._delta += late
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         remembers = _stateful(self._penalty)
         return {
-            "local_steps": self._local.place,
-            "speeds": self._local.known,
+            "local_steps": self._local.position,
+            "speeds": self._local.speeds,
             "under_way": self._under_way,
             "anchor": torch.from_numpy(self._anchor.copy()),
             "delta": torch.from_numpy(self._delta.copy()),
             "penalty": remembers.state_dict() if remembers is not None else {},
         }
 
-    def _recall(self, place: Mapping[str, Any]) -> None:
-        self._local.recall(place["speeds"])
+    def _restore_anywhere(self, position: Mapping[str, Any]) -> None:
+        self._local.restore_speeds(position["speeds"])
 
-    def _return_to(self, place: Mapping[str, Any]) -> None:
-        self._local.return_to(place["local_steps"])
-        self._under_way = bool(place["under_way"])
-        np.copyto(self._anchor, place["anchor"].numpy())
-        np.copyto(self._delta, place["delta"].numpy())
+    def _restore_position(self, position: Mapping[str, Any]) -> None:
+        self._local.restore_position(position["local_steps"])
+        self._under_way = bool(position["under_way"])
+        np.copyto(self._anchor, position["anchor"].numpy())
+        np.copyto(self._delta, position["delta"].numpy())
         if (remembers := _stateful(self._penalty)) is not None:
-            remembers.load_state_dict(place["penalty"])
+            remembers.load_state_dict(position["penalty"])
 
     def _write_submission(self, fragment: int, flat: F32) -> None:
         np.copyto(flat, self._delta)
@@ -195,7 +195,7 @@ class CO2(RoundMethod):
         The others have a round under way, except at the beginning of a run.
         """
         if self._clock.steps:
-            self._stand_at(self._clock.steps + self.spec.sync_every)
+            self._set_step(self._clock.steps + self.spec.sync_every)
         self._write_whole(self._vector.write, self._anchor)
         self._delta.fill(0.0)
         self._under_way = False

@@ -48,8 +48,8 @@ from atoll.optim.methods.replicas import FOUNDER_BYTES, PHI, Replicas
 from atoll.optim.model_io import ModelVector
 from atoll.optim.options import SpeedOptions, specified, takes
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import GossipSession, VectorAsked, VectorChannel
-from atoll.optim.side_channel import OF_PARTNERS, check_alone
+from atoll.optim.sessions import GossipSession, VectorAsked, VectorChannel, check_alone
+from atoll.optim.side_channel import OF_PARTNERS
 from atoll.peer.client.console import say
 
 METHOD = "noloco"
@@ -234,8 +234,8 @@ class NoLoCo(Method):
             "version": STATE_VERSION,
             "steps": self._steps,
             "outer_step": self._number,
-            "local_steps": self._local.place,
-            "speeds": self._local.known,
+            "local_steps": self._local.position,
+            "speeds": self._local.speeds,
             "model": self._vector.digest(),
             "phi": torch.from_numpy(state.phi.copy()),
             "momentum": torch.from_numpy(state.momentum.copy()),
@@ -259,8 +259,8 @@ class NoLoCo(Method):
         np.copyto(self._state.phi, state["phi"].numpy())
         np.copyto(self._state.momentum, state["momentum"].numpy())
         in_step = self._vector.digest() == state.get("model")
-        self._local.recall(state["speeds"])
-        self._begin(number, place=state["local_steps"] if in_step else None)
+        self._local.restore_speeds(state["speeds"])
+        self._begin(number, position=state["local_steps"] if in_step else None)
 
     # ------------------------------------------------------------ an outer step
 
@@ -285,7 +285,7 @@ class NoLoCo(Method):
         self._channel.publish(DELTA, self._number, delta, self.spec.codec)
         present, newest = self._gather()
         if newest > self._number + BEHIND_MAX:
-            self._replicas.say(f"outer step {self._number}, others are at {newest}: begins anew")
+            say(f"outer step {self._number}, others are at {newest}: begins anew")
             self._join()
             return
         spread = state.step(
@@ -316,7 +316,7 @@ class NoLoCo(Method):
                 self._wait_for(name, began_s + self._partner_wait_s)
             except OF_PARTNERS as error:
                 if self._failing.get(name) != error.code:  # else it was said before
-                    self._replicas.say(f"outer step {self._number} without {name}: {error.what}")
+                    say(f"outer step {self._number} without {name}: {error.what}")
                 self._failing[name] = error.code
                 if isinstance(error, StateError):
                     newest = max(newest, self._replicas.newest_of(name))
@@ -353,17 +353,17 @@ class NoLoCo(Method):
         self._phis[name] = phi
 
     def _begin(
-        self, number: int, *, founding: bool = False, place: Sequence[int] | None = None
+        self, number: int, *, founding: bool = False, position: Sequence[int] | None = None
     ) -> None:
         """Begin the local steps of an outer step, from φ.
 
         ``founding``: they are the first ones of the run, with what all others will begin with;
-        ``place``: some have been taken already.
+        ``position``: some have been taken already.
         """
         self._number = number
         self._local.begin()
-        if place is not None:
-            self._local.return_to(place)
+        if position is not None:
+            self._local.restore_position(position)
         self._drop()
         phi, published = self._state.phi, self._state.scratch
         np.copyto(published, phi)
@@ -406,7 +406,7 @@ class NoLoCo(Method):
         say(memory_of_replicas(elements, daemon, self.trainer_bytes))
         if spec.group > 1 and not always_stable(spec.outer_momentum, spec.gossip):
             bound = 2 * (1 - spec.outer_momentum)
-            self._replicas.say(
+            say(
                 f"gossip={spec.gossip:g} is safe as long as partners seldom fail; below {bound:.3g}"
                 " it is in any case"
             )

@@ -75,7 +75,7 @@ class Replicas:
                 )
             if time.monotonic() - said_s > PROGRESS_S:
                 said_s = time.monotonic()
-                self.say(text)
+                say(text)
             time.sleep(LOOK_AGAIN_S)
 
     def wait_for_others(self) -> None:
@@ -98,7 +98,7 @@ class Replicas:
                 raise RoundTimeoutError(text, fix=fix, phase="begin", elapsed_s=waited_s)
             if time.monotonic() - said_s > PROGRESS_S:
                 said_s = time.monotonic()
-                self.say(f"{text}; {fix}")
+                say(f"{text}; {fix}")
             time.sleep(LOOK_AGAIN_S)
 
     def _founder(self) -> str:
@@ -125,9 +125,9 @@ class Replicas:
             try:
                 np.copyto(into, self._fetch(name, number))
             except OF_PARTNERS as error:
-                self.say(f"parameters of {name} cannot be taken over: {error.what}")
+                say(f"parameters of {name} cannot be taken over: {error.what}")
                 continue
-            self.say(f"begins outer step {number} with the parameters of {name}")
+            say(f"begins outer step {number} with the parameters of {name}")
             return number
         return 0
 
@@ -157,11 +157,11 @@ class Replicas:
                 newest = self._channel.newest(name, PHI)
                 if newest < number - CURRENT_STEPS:
                     at = f"at outer step {newest}, here it is {number}" if newest else "without any"
-                    self.say(f"the replica of {name} is left out: {at}")
+                    say(f"the replica of {name} is left out: {at}")
                     continue
                 values = self._fetch(name, newest)
             except OF_PARTNERS as error:
-                self.say(f"the replica of {name} is left out: {error.what}")
+                say(f"the replica of {name} is left out: {error.what}")
                 continue
             yield name, values
 
@@ -172,6 +172,3 @@ class Replicas:
             return asked.read()
         finally:
             asked.drop()
-
-    def say(self, what: str) -> None:
-        say(f"{what}")

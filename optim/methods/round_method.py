@@ -23,8 +23,14 @@ from atoll.optim.model_io import ModelVector
 from atoll.optim.options import BufferOptions
 from atoll.optim.run_clock import RunClock
 from atoll.optim.run_spec import RunSpec
-from atoll.optim.sessions import LeadingRank, RoundChannel, TrainerSession
-from atoll.optim.side_channel import check_ranks, every_rank, whole
+from atoll.optim.sessions import (
+    LeadingRank,
+    RoundChannel,
+    TrainerSession,
+    check_ranks,
+    every_rank,
+    whole,
+)
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome
 
@@ -75,7 +81,7 @@ class RoundMethod(Method):
         with self._watching():
             self._attach(self.spec, self.manifest, self._vector.write, options["frozen"])
             channel.pull(self._vector.read)
-            self._locate()
+            self._find_step()
 
     @property
     def global_step(self) -> int:
@@ -148,7 +154,7 @@ class RoundMethod(Method):
             "counted": [[p, *pair] for p, pair in self._counted.items()],
             "submitted": [[p, *pair] for p, pair in self._submitted.items()],
             "known": [[p, o.kind, o.round, o.share, list(o.peers)] for p, o in self._known.items()],
-            "place": self._place(),
+            "place": self._position(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,11 +166,11 @@ class RoundMethod(Method):
         """
         expected = {"version", "global_step", "clock", "run", "model", "place", *self._totals()}
         expected |= {"counted", "submitted", "known"}
-        place = state.get("place", {})
+        position = state.get("place", {})
         if (
             state.get("version") != STATE_VERSION
             or state.keys() != expected
-            or place.keys() != self._place().keys()
+            or position.keys() != self._position().keys()
         ):
             name = type(self).__name__
             raise ConfigError(
@@ -175,7 +181,7 @@ class RoundMethod(Method):
         self._rounds, self._missed = int(state["rounds"]), int(state["missed"])
         self._waited_s = float(state["waited_s"])
         self._clock.correct(*map(int, state["clock"]))
-        self._recall(place)
+        self._restore_anywhere(position)
         if not self._is_where(state):
             self._take_run()
             self._take_buffers()
@@ -186,8 +192,8 @@ class RoundMethod(Method):
             p: Outcome(kind, n, 0.0, share, tuple(peers))
             for p, kind, n, share, peers in state["known"]
         }
-        self._return_to(place)
-        self._stand_at(int(state["global_step"]))
+        self._restore_position(position)
+        self._set_step(int(state["global_step"]))
 
     def _is_where(self, state: Mapping[str, Any]) -> bool:
         """Return whether run and model are as they were when this was saved."""
@@ -212,15 +218,15 @@ class RoundMethod(Method):
             self._take_run()
         return found[-1]
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         """Return where the method is within its rounds: numbers, texts, lists, tensors."""
         return {}
 
-    def _recall(self, place: Mapping[str, Any]) -> None:
-        """Restore the part of a place that holds wherever the run is."""
+    def _restore_anywhere(self, position: Mapping[str, Any]) -> None:
+        """Restore the part of a position that holds wherever the run is."""
 
-    def _return_to(self, place: Mapping[str, Any]) -> None:
-        """Restore the place that ``_place`` gave, where the run is as it was."""
+    def _restore_position(self, position: Mapping[str, Any]) -> None:
+        """Restore the position that ``_position`` gave, where the run is as it was."""
 
     # ------------------------------------------------------------ for the methods
 
@@ -277,7 +283,7 @@ class RoundMethod(Method):
         """Return the steps of each peer in the round that was submitted last."""
         return self.spec.sync_every
 
-    def _locate(self) -> None:
+    def _find_step(self) -> None:
         """Find how many steps are behind the run's parameters, which have been pulled."""
         if self._is_lost:
             self._clock.find()
@@ -285,13 +291,13 @@ class RoundMethod(Method):
             self._is_lost = False
         else:
             self._clock.passed(self._channel.round, self._round_steps)
-        self._stand_at(self._clock.steps)
+        self._set_step(self._clock.steps)
 
     def _take_buffers(self) -> None:
         if self._buffers is not None and self._clock.rounds:
             self._buffers.take(self._channel.round)
 
-    def _stand_at(self, step: int) -> None:
+    def _set_step(self, step: int) -> None:
         """Set ``global_step`` to ``step``."""
         self._begun_at = step - self._steps
         self._follow()
@@ -299,7 +305,7 @@ class RoundMethod(Method):
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""
         self._channel.pull(self._vector.read)
-        self._locate()
+        self._find_step()
         now = self._steps, self._tokens
         self._counted = dict.fromkeys(range(self.spec.fragments), now)
         self._submitted.clear()

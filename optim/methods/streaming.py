@@ -145,7 +145,7 @@ class StreamingDiLoCo(RoundMethod):
         if self._sent_at[fragment] != self._turn:
             self._say(f"the run is at fragment {fragment}: going on from there")
             self._turn = self._sent_at[fragment]
-            self._stand_after(self.global_step)
+            self._set_step_after(self.global_step)
         if self._turn == self.spec.sync_every:
             self._turn = 0
         if self._eager is not None:
@@ -227,17 +227,17 @@ class StreamingDiLoCo(RoundMethod):
             self._share = 0.0 if self.spec.probation else 1.0 / self._channel.replicas()
         fragment = self._channel.next_fragment()
         self._turn = self._sent_at[fragment - 1] if fragment else 0
-        self._stand_after(self._clock.steps)
+        self._set_step_after(self._clock.steps)
 
-    def _stand_after(self, step: int) -> None:
+    def _set_step_after(self, step: int) -> None:
         """Stand at the run's next step, from this one on, that has this turn.
 
         Rounds that are under way are not counted yet.
         """
         step = max(step, self._clock.steps)
-        self._stand_at(step + (self._turn - step) % self.spec.sync_every)
+        self._set_step(step + (self._turn - step) % self.spec.sync_every)
 
-    def _place(self) -> dict[str, Any]:
+    def _position(self) -> dict[str, Any]:
         arrays = self._eager.arrays if self._eager is not None else {}
         return {
             "turn": self._turn,
@@ -248,16 +248,16 @@ class StreamingDiLoCo(RoundMethod):
             "eager": {name: torch.from_numpy(array.copy()) for name, array in arrays.items()},
         }
 
-    def _return_to(self, place: Mapping[str, Any]) -> None:
-        self._turn = int(place["turn"])
-        self._merge_at = dict(place["merge_at"])
-        self._under_way = set(place["under_way"])
-        self._share = float(place["share"])
+    def _restore_position(self, position: Mapping[str, Any]) -> None:
+        self._turn = int(position["turn"])
+        self._merge_at = dict(position["merge_at"])
+        self._under_way = set(position["under_way"])
+        self._share = float(position["share"])
         if self._finds_delay:
-            self._delay = min(int(place["delay"]), self._delay_max)
+            self._delay = min(int(position["delay"]), self._delay_max)
         if self._eager is not None:
             for name, array in self._eager.arrays.items():
-                np.copyto(array, place["eager"][name].numpy())
+                np.copyto(array, position["eager"][name].numpy())
 
     @property
     def _delay_max(self) -> int:

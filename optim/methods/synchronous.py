@@ -119,7 +119,7 @@ class SynchronousMethod(RoundMethod):
         if outcome.kind == "missed" and self._validator is None:
             if self.recorder is not None:
                 self.recorder.missed()
-            self._stand_at(self._clock.steps)
+            self._set_step(self._clock.steps)
             self._begin_round()
         else:
             if self.recorder is not None and outcome.kind == "committed":
@@ -144,14 +144,14 @@ class SynchronousMethod(RoundMethod):
             self.recorder.forget()
         return super()._is_where(state) and self.recorder is None
 
-    def _place(self) -> dict[str, Any]:
-        return {"local_steps": self._local.place, "speeds": self._local.known}
+    def _position(self) -> dict[str, Any]:
+        return {"local_steps": self._local.position, "speeds": self._local.speeds}
 
-    def _recall(self, place: Mapping[str, Any]) -> None:
-        self._local.recall(place["speeds"])
+    def _restore_anywhere(self, position: Mapping[str, Any]) -> None:
+        self._local.restore_speeds(position["speeds"])
 
-    def _return_to(self, place: Mapping[str, Any]) -> None:
-        self._local.return_to(place["local_steps"])
+    def _restore_position(self, position: Mapping[str, Any]) -> None:
+        self._local.restore_position(position["local_steps"])
 
 
 def segment_steps_of(options: ReplayOptions) -> int:

@@ -61,7 +61,7 @@ class ReplayTask:
             self._schedules.add(scheduler, 0)
 
     def go_to(self, step: int) -> None:
-        self._schedules.go_to(step)
+        self._schedules.set_step(step)
 
 
 def replay(opened: Opened, task: ReplayTask, tolerance: Tolerance | None = None) -> ReplayVerdict:
@@ -134,7 +134,7 @@ def _end(
 
 
 class _Taken:
-    """Count steps as a trainer does (inner_steps.py).
+    """Count steps as a trainer does (method.py).
 
     Fused optimizers call hooks when they skip one.
     """

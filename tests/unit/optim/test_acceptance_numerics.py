@@ -1,4 +1,4 @@
-"""The acceptance tests of the algorithms that need no network (test 3 is in test_outer.py).
+"""The acceptance tests of the algorithms that need no network (test 3 is in test_outer_step.py).
 
 Test 13's other half, a peer that dies in the middle of a reduce, is shown with real processes.
 """

@@ -73,7 +73,7 @@ def test_any_step_from_anywhere(name: str, kind: type[Optimizer]) -> None:
     scheduler = MAKERS[name](inner)
     schedules.add(scheduler, 0)
     for step in (0, 1, 30, 29, 49, 12, 12, 0, 49, 3):
-        schedules.go_to(step)
+        schedules.set_step(step)
         assert rates(inner) == expected[step]
     for step in range(4, 12):  # as in a training loop
         inner.step()
@@ -88,7 +88,7 @@ def test_rates_that_are_tensors_stay_the_same_tensors() -> None:
     schedules.add(lrs.ExponentialLR(inner, 0.5), 3)
     assert inner.param_groups[0]["lr"] is rate
     torch.testing.assert_close(rate, torch.tensor(0.05 / 8))
-    schedules.go_to(1)
+    schedules.set_step(1)
     assert inner.param_groups[0]["lr"] is rate
     torch.testing.assert_close(rate, torch.tensor(0.025))
 
@@ -102,9 +102,9 @@ def test_one_that_began_later_goes_back_no_further() -> None:
     with pytest.raises(ConfigError, match="at step 5, the run at 4"):
         schedules.add(scheduler, 4)
     schedules.add(scheduler, 8)
-    schedules.go_to(6)
+    schedules.set_step(6)
     with pytest.raises(ConfigError, match="at step 6, the run at 2"):
-        schedules.go_to(2)
+        schedules.set_step(2)
 
 
 def test_a_metric_or_anything_else_is_refused() -> None:
@@ -121,10 +121,10 @@ def test_to_go_back_a_little_after_long_does_not_begin_at_the_beginning() -> Non
     scheduler = lrs.LambdaLR(inner, lambda n: taken.append(n) or 1.0 / (1 + n))  # type: ignore[func-returns-value]
     schedules.add(scheduler, 0)
     for step in range(2 * KEEP_EVERY + 50):
-        schedules.go_to(step)
+        schedules.set_step(step)
         inner.step()
         scheduler.step()
     taken.clear()
-    schedules.go_to(2 * KEEP_EVERY + 1)
+    schedules.set_step(2 * KEEP_EVERY + 1)
     assert taken == [2 * KEEP_EVERY + 1] * 2  # of two groups, from where it was kept last
     assert rates(inner)[0][0] == 0.05 / (2 * KEEP_EVERY + 2)
