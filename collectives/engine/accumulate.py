@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.engine.control import Control, reason_of
@@ -21,7 +22,8 @@ UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not ha
 class Accumulator:
     """Add up the parts of each chunk in their turn, and finish the chunks that are whole.
 
-    ``hashed``: whether the digests of final chunks are SHA-256 or a mark.
+    ``auditor`` is shown parts and results. ``hashed``: whether the digests of final chunks are
+    SHA-256 or a mark.
     """
 
     def __init__(
@@ -31,11 +33,12 @@ class Accumulator:
         parts: Parts,
         result: RoundResult,
         control: Control,
+        auditor: PartAuditor | None,
         *,
         hashed: bool,
     ) -> None:
         self._me, self._schedule, self._parts, self._result = me, schedule, parts, result
-        self._control, self._hashed = control, hashed
+        self._control, self._auditor, self._hashed = control, auditor, hashed
         self.waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self.writing: set[int] = set()  # chunks of the result that are being summed or encoded
 
@@ -73,8 +76,8 @@ class Accumulator:
         """
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
-            if whole:
-                self._parts.came(chunk, src, buffer)
+            if whole and self._auditor is not None:
+                self._auditor.keep(src, chunk, buffer[: self._parts.layout.size(chunk)])
             self._parts.add(chunk, src if whole else None, buffer)
         else:
             self._parts.add_own(chunk, src, coded=self._schedule.is_star(chunk))
@@ -138,7 +141,17 @@ class Accumulator:
             self._schedule.final(chunk)
             digests = list(self._result.digests) if self._schedule.done else []
             self._control.wake()
-        if self._control.on_came is not None:
-            self._control.on_came(chunk, self._result.view(chunk))
+        if self._auditor is not None:
+            self._auditor.came(chunk, self._result.view(chunk))
         if digests:
             self._control.on_done(digests)
+
+
+class PartAuditor(Protocol):
+    """See what is added up and what comes of it, to verify it afterwards. Called by any thread."""
+
+    def keep(self, sender: int, chunk: int, part: U8, /) -> None:
+        """Look at a part as ``sender`` has encoded it, and copy it if it is needed later."""
+
+    def came(self, chunk: int, result: U8, /) -> None:
+        """Look at a final chunk of the result, where it lies."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
 
 
@@ -27,9 +26,8 @@ class Control:
         self,
         on_done: Callable[[list[bytes]], None],
         on_failed: Callable[[int, str], None],
-        on_came: Callable[[int, U8], None] | None,
     ) -> None:
-        self.on_done, self._on_failed, self.on_came = on_done, on_failed, on_came
+        self.on_done, self._on_failed = on_done, on_failed
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.aborted = False

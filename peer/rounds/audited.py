@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from atoll.collectives import ReducePlan
+from atoll.collectives import Contribution, ReducePlan
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
 from atoll.peer.audit.manager import AuditManager
@@ -73,10 +73,8 @@ class AuditedAttempts:
 
         def gate() -> None:
             how = {
-                "source": source,
-                "coded": parts.__getitem__,
-                "keep": auditor.keep,
-                "came": auditor.came,
+                "contribution": Contribution(source, coded=parts.__getitem__),
+                "auditor": auditor,
                 "on_done": lambda digests: self._threadsafe(self._compare, job, digests),
             }
             self._start(job, work.plan, how)

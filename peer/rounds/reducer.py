@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives import EncodedLayout, ReducePlan, Reduction, RoundResult
+from atoll.collectives import Contribution, EncodedLayout, ReducePlan, Reduction, RoundResult
 from atoll.collectives.errors import AtollError
 from atoll.peer.audit.manager import AuditManager
 from atoll.peer.membership import events as ev
@@ -208,8 +208,7 @@ class Reducer:
                 self._reduction(
                     job,
                     plan,
-                    source=source,
-                    own=own,
+                    contribution=Contribution(source, own),
                     kept=kept,
                     on_done=lambda digests: self._threadsafe(
                         self._reduced, job, job.root_of(digests)
