@@ -38,7 +38,8 @@ class Accumulator:
         hashed: bool,
     ) -> None:
         self._me, self._schedule, self._parts, self._result = me, schedule, parts, result
-        self._control, self._auditor, self._hashed = control, auditor, hashed
+        self._control, self._changed = control, control.changed
+        self._auditor, self._hashed = auditor, hashed
         self.waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self.writing: set[int] = set()  # chunks of the result that are being summed or encoded
 
@@ -46,7 +47,7 @@ class Accumulator:
         """Add to the sum of a chunk what is here and has its turn; the root finishes it."""
         complete = False
         while not complete:
-            with self._control.changed:
+            with self._changed:
                 src = None if self._control.aborted else self._schedule.next_fold(chunk)
                 if src is None:
                     return
@@ -58,7 +59,7 @@ class Accumulator:
                 self._add(chunk, src, buffer)
             except Exception as error:  # by codec or source: whatever it was must not end a reader
                 wrong = f"its contribution to chunk {chunk}: {reason_of(error)}"
-            with self._control.changed:
+            with self._changed:
                 self.writing.discard(chunk)
                 complete = not wrong and self._schedule.folded(chunk)
                 if complete:
@@ -84,7 +85,7 @@ class Accumulator:
 
     def told(self, owner: int, data: U8) -> None:
         """Take in what another owner had to tell: see ``GramExchange``."""
-        with self._control.changed:
+        with self._changed:
             self._schedule.heard(owner)
         self._release(lambda: self._parts.told(owner, data))
 
@@ -102,7 +103,7 @@ class Accumulator:
         except Exception as error:  # by the rule: it must not end a reader, or blame it
             self._control.fail(self._me, f"the rule: {reason_of(error)}")
         if self._parts.to_tell() is not None:
-            with self._control.changed:
+            with self._changed:
                 self._schedule.known()
                 self._control.wake()
         for chunk in chunks:
@@ -110,7 +111,7 @@ class Accumulator:
 
     def _complete(self, chunk: int) -> None:
         """Encode a sum that is the whole into the result, and finish the chunk."""
-        with self._control.changed:
+        with self._changed:
             if self._control.aborted:
                 return
             self.writing.add(chunk)
@@ -124,14 +125,14 @@ class Accumulator:
         except Exception as error:  # as above
             self._control.fail(self._me, f"the result of chunk {chunk}: {reason_of(error)}")
         finally:
-            with self._control.changed:
+            with self._changed:
                 self.writing.discard(chunk)
 
     def finish(self, chunk: int, kept: U8 | None = None) -> None:
         """Make a chunk final that is right, and lies in the result or elsewhere (``kept``)."""
         data = self._result.view(chunk) if kept is None else kept
         digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
-        with self._control.changed:
+        with self._changed:
             # A kept one may come from two holders.
             if self._control.aborted or self._result.digests[chunk]:
                 return

@@ -36,9 +36,10 @@ class Control:
         self._failed: set[int] = set()
 
     def turn(self, dest: int) -> threading.Condition:
-        """Return what waits for the turn of a destination; it has the same lock."""
-        with self.changed:
-            return self._turns.setdefault(dest, threading.Condition(self._lock))
+        """Return what waits for the turn of a destination; it has the same lock, which is held."""
+        if dest not in self._turns:
+            self._turns[dest] = threading.Condition(self._lock)
+        return self._turns[dest]
 
     def wake(self) -> None:
         """Wake who waits, under the lock: the schedule may allow more."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -150,19 +149,17 @@ class Parts(ABC):
         if own.own is not None:
             self._codec.encode(own.own(chunk), out)
             return out
-        with self._filled(chunk) as values:
-            self._codec.encode(values, out)
+        self._fill(chunk, lambda values: self._codec.encode(values, out))
         return out
 
-    @contextmanager
-    def _filled(self, chunk: int) -> Iterator[F32]:
-        """Lend the values of the own part, which ``source`` has filled in."""
+    def _fill(self, chunk: int, use: Callable[[F32], None]) -> None:
+        """Let ``source`` fill in the values of the own part, and ``use`` take them."""
         with self._encoders:
             floats = self._floats.take()
             try:
                 values = floats[: self._grid.size(chunk)]
                 self.contribution.source(chunk, values)
-                yield values
+                use(values)
             finally:
                 self._floats.give(floats)
 
@@ -264,8 +261,8 @@ class MeanParts(Parts):
             where = self.contribution.own(chunk)
             self._weigh(EXACT, chunk, self._factors[me], where.view(np.uint8))
             return
-        with self._filled(chunk) as values:
-            self._weigh(EXACT, chunk, self._factors[me], values.view(np.uint8))
+        factor = self._factors[me]
+        self._fill(chunk, lambda values: self._weigh(EXACT, chunk, factor, values.view(np.uint8)))
 
     def _weigh(self, codec: Codec, chunk: int, factor: float, data: U8) -> None:
         is_first = chunk not in self._sums

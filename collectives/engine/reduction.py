@@ -100,6 +100,7 @@ class Reduction:
 
         self._started = False
         control = self._control = Control(on_done, on_failed)
+        self._changed = control.changed
         is_root, audited = self._schedule.is_root, auditor is not None
         parts = self._parts = parts_for(
             plan, result, self._codec, is_root, contribution, audited=audited
@@ -125,7 +126,7 @@ class Reduction:
         Outlets lead to any of ``destinations``. May be called again, with more; ``to_come``: how
         many are to come to each of them. Raises LocalProtocolError for an outlet to oneself.
         """
-        with self._control.changed:
+        with self._changed:
             if self._control.aborted:
                 return
             if self._me in outlets:
@@ -158,7 +159,7 @@ class Reduction:
 
         Once it is false after ``abort``, it is never true again.
         """
-        with self._control.changed:
+        with self._changed:
             sends_or_sums = bool(self._senders.reading or self._accumulator.writing)
             return sends_or_sums or self._arrivals.writes_result
 
@@ -182,7 +183,7 @@ class Reduction:
         return self._parts.allocated_bytes + self._arrivals.allocated_bytes
 
     def missing(self) -> frozenset[int]:
-        with self._control.changed:
+        with self._changed:
             return self._schedule.missing()
 
     # ---- receiving: called by the thread that reads the stream from ``src``
@@ -196,7 +197,7 @@ class Reduction:
         did not move for ``timeout_s``; it may be reserved again.
         """
         begun_s = time.monotonic()
-        with self._control.changed:
+        with self._changed:
             while not self._control.aborted:
                 admission = self._schedule.admit(frame.src, frame.kind, frame.chunk)
                 if not self._arrivals.fits(frame, length):
@@ -213,7 +214,7 @@ class Reduction:
                 if waited_s >= timeout_s:
                     late = self._schedule.missing()
                     raise held_too_long(self._plan, frame.src, frame.chunk, waited_s, late)
-                self._control.changed.wait(timeout_s - waited_s)
+                self._changed.wait(timeout_s - waited_s)
         return None
 
     def received(self, frame: Frame) -> None:
@@ -222,7 +223,7 @@ class Reduction:
         Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop.
         """
         src, kind, chunk = frame.src, frame.kind, frame.chunk
-        with self._control.changed:
+        with self._changed:
             wanted = self._schedule.admit(src, kind, chunk) is not FrameAdmission.DROP
             writing = self._accumulator.writing
             wanted &= not self._control.aborted
@@ -248,7 +249,7 @@ class Reduction:
 
     def broken_off(self, frame: Frame) -> None:
         """Forget a reserved frame of which the rest will not come on this stream."""
-        with self._control.changed:
+        with self._changed:
             self._arrivals.ended(frame)
 
     def put_kept(self, chunk: int, data: U8) -> bool:
@@ -266,11 +267,11 @@ class Reduction:
         except CodecError as error:
             self._control.fail(src, f"its result of chunk {chunk}: {error.what}")
         finally:
-            with self._control.changed:
+            with self._changed:
                 self._accumulator.writing.discard(chunk)
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
-            with self._control.changed:
+            with self._changed:
                 self._control.progress_bytes += self._layout.size(chunk)
             self._accumulator.fold(chunk)  # nothing, once it is aborted
