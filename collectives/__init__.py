@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout, grid_for
 from atoll.collectives.codecs import Codec, Contract, get_codec
+from atoll.collectives.engine.parts import Contribution
 from atoll.collectives.engine.reduction import Reduction
 from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.engine.send import Outlet
@@ -17,6 +18,7 @@ __all__ = [
     "ChunkGrid",
     "Codec",
     "Contract",
+    "Contribution",
     "EncodedLayout",
     "Frame",
     "FrameKind",

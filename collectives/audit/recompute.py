@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from atoll.collectives.audit.sketch import F64
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import BLOCK_ELEMENTS, F32, U8, Codec, Decoder, factors_of
-from atoll.collectives.engine.parts import PartError, parts_for
+from atoll.collectives.engine.parts import Contribution, PartError, parts_for
 from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import CodecError, LocalProtocolError
 from atoll.collectives.robust import RobustRule
@@ -50,7 +51,7 @@ def recomputed(
     grid = ChunkGrid(size, -(-size // BLOCK_ELEMENTS) * BLOCK_ELEMENTS)
     result = RoundResult(result_codec, grid)
     alone = replace(plan, owners=(plan.owners[chunk],))
-    adding = parts_for(alone, result, part_codec, lambda _: True, _no_source, matrix=matrix)
+    adding = parts_for(alone, result, part_codec, lambda _: True, _NOTHING, matrix)
     length = part_codec.encoded_bytes(size)
     for participant, weight in enumerate(plan.weights):
         if weight <= 0:
@@ -85,6 +86,9 @@ def chunk_gram(parts: Sequence[bytes | U8], codec: Codec, size: int) -> Matrix:
 
 def _no_source(chunk: int, out: F32) -> None:
     raise LocalProtocolError(f"nobody adds an own part to chunk {chunk}")
+
+
+_NOTHING: Final = Contribution(_no_source)
 
 
 def is_linear(rule: RobustRule | None) -> bool:

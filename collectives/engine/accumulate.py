@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.engine.control import Control, reason_of
@@ -21,7 +22,8 @@ UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not ha
 class Accumulator:
     """Add up the parts of each chunk in their turn, and finish the chunks that are whole.
 
-    ``hashed``: whether the digests of final chunks are SHA-256 or a mark.
+    ``auditor`` is shown parts and results. ``hashed``: whether the digests of final chunks are
+    SHA-256 or a mark.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Accumulator:
         parts: Parts,
         result: RoundResult,
         control: Control,
+        auditor: PartAuditor | None,
         *,
         hashed: bool,
     ) -> None:
         self._me, self._schedule, self._parts, self._result = me, schedule, parts, result
-        self._control, self._hashed = control, hashed
+        self._control, self._changed = control, control.changed
+        self._auditor, self._hashed = auditor, hashed
         self.waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self.writing: set[int] = set()  # chunks of the result that are being summed or encoded
 
@@ -43,7 +47,7 @@ class Accumulator:
         """Add to the sum of a chunk what is here and has its turn; the root finishes it."""
         complete = False
         while not complete:
-            with self._control.changed:
+            with self._changed:
                 src = None if self._control.aborted else self._schedule.next_fold(chunk)
                 if src is None:
                     return
@@ -55,7 +59,7 @@ class Accumulator:
                 self._add(chunk, src, buffer)
             except Exception as error:  # by codec or source: whatever it was must not end a reader
                 wrong = f"its contribution to chunk {chunk}: {reason_of(error)}"
-            with self._control.changed:
+            with self._changed:
                 self.writing.discard(chunk)
                 complete = not wrong and self._schedule.folded(chunk)
                 if complete:
@@ -73,15 +77,15 @@ class Accumulator:
         """
         if buffer is not None:
             whole = self._schedule.is_own_part(src, chunk)
-            if whole:
-                self._parts.came(chunk, src, buffer)
+            if whole and self._auditor is not None:
+                self._auditor.keep(src, chunk, buffer[: self._parts.layout.size(chunk)])
             self._parts.add(chunk, src if whole else None, buffer)
         else:
             self._parts.add_own(chunk, src, coded=self._schedule.is_star(chunk))
 
     def told(self, owner: int, data: U8) -> None:
         """Take in what another owner had to tell: see ``GramExchange``."""
-        with self._control.changed:
+        with self._changed:
             self._schedule.heard(owner)
         self._release(lambda: self._parts.told(owner, data))
 
@@ -99,7 +103,7 @@ class Accumulator:
         except Exception as error:  # by the rule: it must not end a reader, or blame it
             self._control.fail(self._me, f"the rule: {reason_of(error)}")
         if self._parts.to_tell() is not None:
-            with self._control.changed:
+            with self._changed:
                 self._schedule.known()
                 self._control.wake()
         for chunk in chunks:
@@ -107,7 +111,7 @@ class Accumulator:
 
     def _complete(self, chunk: int) -> None:
         """Encode a sum that is the whole into the result, and finish the chunk."""
-        with self._control.changed:
+        with self._changed:
             if self._control.aborted:
                 return
             self.writing.add(chunk)
@@ -121,14 +125,14 @@ class Accumulator:
         except Exception as error:  # as above
             self._control.fail(self._me, f"the result of chunk {chunk}: {reason_of(error)}")
         finally:
-            with self._control.changed:
+            with self._changed:
                 self.writing.discard(chunk)
 
     def finish(self, chunk: int, kept: U8 | None = None) -> None:
         """Make a chunk final that is right, and lies in the result or elsewhere (``kept``)."""
         data = self._result.view(chunk) if kept is None else kept
         digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
-        with self._control.changed:
+        with self._changed:
             # A kept one may come from two holders.
             if self._control.aborted or self._result.digests[chunk]:
                 return
@@ -138,7 +142,17 @@ class Accumulator:
             self._schedule.final(chunk)
             digests = list(self._result.digests) if self._schedule.done else []
             self._control.wake()
-        if self._control.on_came is not None:
-            self._control.on_came(chunk, self._result.view(chunk))
+        if self._auditor is not None:
+            self._auditor.came(chunk, self._result.view(chunk))
         if digests:
             self._control.on_done(digests)
+
+
+class PartAuditor(Protocol):
+    """See what is added up and what comes of it, to verify it afterwards. Called by any thread."""
+
+    def keep(self, sender: int, chunk: int, part: U8, /) -> None:
+        """Look at a part as ``sender`` has encoded it, and copy it if it is needed later."""
+
+    def came(self, chunk: int, result: U8, /) -> None:
+        """Look at a final chunk of the result, where it lies."""

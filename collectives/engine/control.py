@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError
 
 
@@ -27,9 +26,8 @@ class Control:
         self,
         on_done: Callable[[list[bytes]], None],
         on_failed: Callable[[int, str], None],
-        on_came: Callable[[int, U8], None] | None,
     ) -> None:
-        self.on_done, self._on_failed, self.on_came = on_done, on_failed, on_came
+        self.on_done, self._on_failed = on_done, on_failed
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         self.aborted = False
@@ -38,9 +36,10 @@ class Control:
         self._failed: set[int] = set()
 
     def turn(self, dest: int) -> threading.Condition:
-        """Return what waits for the turn of a destination; it has the same lock."""
-        with self.changed:
-            return self._turns.setdefault(dest, threading.Condition(self._lock))
+        """Return what waits for the turn of a destination; it has the same lock, which is held."""
+        if dest not in self._turns:
+            self._turns[dest] = threading.Condition(self._lock)
+        return self._turns[dest]
 
     def wake(self) -> None:
         """Wake who waits, under the lock: the schedule may allow more."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -46,29 +47,16 @@ class Parts(ABC):
     """Take in the parts of one reduction, chunk by chunk, and encode what they give.
 
     ``codec`` is that of parts. Buffers that ``encoded`` lends are given back to it, but where bytes
-    could not be decoded: then the reduction fails anyway.
-
-    ``source(chunk, out)`` fills in the own part; ``own(chunk)``, if given, shows where it lies.
-    What they raise goes on to the caller. ``coded(chunk)``, once it is set, shows the own part as
-    it was encoded before; ``keep(participant, chunk, part)`` is shown each part that comes, and may
-    copy it.
+    could not be decoded: then the reduction fails anyway. What ``contribution`` raises goes on to
+    the caller.
     """
 
-    coded: Callable[[int], U8] | None = None
-    keep: Callable[[int, int, U8], None] | None = None
-
-    def __init__(
-        self,
-        result: RoundResult,
-        codec: Codec,
-        source: Callable[[int, F32], None],
-        own: Callable[[int], F32] | None = None,
-    ) -> None:
+    def __init__(self, result: RoundResult, codec: Codec, contribution: Contribution) -> None:
         self._result, self._codec, self._grid = result, codec, result.grid
-        self._layout = encoded_layout(result.grid, codec)
-        self.encoded = BufferPool(self._layout.chunk_bytes, np.uint8)
+        self.layout = encoded_layout(result.grid, codec)
+        self.encoded = BufferPool(self.layout.chunk_bytes, np.uint8)
         self._floats = BufferPool(result.grid.size(0), np.float32)
-        self._source, self._own = source, own
+        self.contribution = contribution
         self._encoders = threading.BoundedSemaphore(ENCODERS_MAX)
 
     @property
@@ -149,39 +137,46 @@ class Parts(ABC):
         copy[: payload.size] = payload
         return copy
 
-    @property
-    def is_audited(self) -> bool:
-        """Return whether it is verified afterwards what owners have told.
-
-        Then no word of a single one breaks the reduction off and names somebody else.
-        """
-        return self.keep is not None
-
-    def came(self, chunk: int, participant: int, buffer: U8) -> None:
-        """Show ``keep`` a participant's part that is here, and is about to be added."""
-        if self.keep is not None:
-            self.keep(participant, chunk, buffer[: self._layout.size(chunk)])
-
     def _encode_own(self, chunk: int, buffer: U8) -> U8:
-        if self.coded is not None:
-            return self.coded(chunk)
-        if self._own is not None and self._codec.contract.kind == "exact":
-            where = self._own(chunk).view(np.uint8)
+        own = self.contribution
+        if own.coded is not None:
+            return own.coded(chunk)
+        if own.own is not None and self._codec.contract.kind == "exact":
+            where = own.own(chunk).view(np.uint8)
             self._codec.check(where, self._grid.size(chunk))
             return where
-        out = buffer[: self._layout.size(chunk)]
-        if self._own is not None:
-            self._codec.encode(self._own(chunk), out)
+        out = buffer[: self.layout.size(chunk)]
+        if own.own is not None:
+            self._codec.encode(own.own(chunk), out)
             return out
+        self._fill(chunk, lambda values: self._codec.encode(values, out))
+        return out
+
+    def _fill(self, chunk: int, use: Callable[[F32], None]) -> None:
+        """Let ``source`` fill in the values of the own part, and ``use`` take them."""
         with self._encoders:
             floats = self._floats.take()
             try:
                 values = floats[: self._grid.size(chunk)]
-                self._source(chunk, values)
-                self._codec.encode(values, out)
+                self.contribution.source(chunk, values)
+                use(values)
             finally:
                 self._floats.give(floats)
-        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """Hold what gives one participant's own part of each chunk.
+
+    ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)]. It is called once per chunk,
+    from several threads at a time. ``own(chunk)``, if given, shows the part where it lies, and
+    ``source`` is not called: nobody changes it before the reduction has ended and its threads have
+    been joined. ``coded(chunk)``, if given, shows the part as it was encoded before.
+    """
+
+    source: Callable[[int, F32], None]
+    own: Callable[[int], F32] | None = None
+    coded: Callable[[int], U8] | None = None
 
 
 def parts_for(
@@ -189,26 +184,28 @@ def parts_for(
     result: RoundResult,
     codec: Codec,
     is_root: Callable[[int], bool],
-    source: Callable[[int, F32], None],
-    own: Callable[[int], F32] | None = None,
+    contribution: Contribution,
     matrix: Matrix | None = None,
+    *,
+    audited: bool = False,
 ) -> Parts:
     """Return the kind of ``Parts`` that the plan's rule and the codec of the result ask for.
 
-    ``codec`` is that of the parts. ``matrix``: what the rule gives, where it is known. Raises
-    ConfigError if this plan cannot give it: gathered parts have to come to a chunk's owner as they
-    are.
+    ``codec`` is that of the parts. ``is_root(chunk)``: whether the sum of a chunk here is the
+    whole. ``matrix``: what the rule gives, where it is known. ``audited``: see ``Reduction``.
+    Raises ConfigError if this plan cannot give it: gathered parts have to come to a chunk's owner
+    as they are.
     """
     whole = result.codec
     if plan.rule is not None and not plan.rule.is_mean:
-        return RobustParts(plan, result, codec, is_root, source, own, matrix)
+        return RobustParts(plan, result, codec, is_root, contribution, matrix, audited=audited)
     if not isinstance(whole, Gathered):
-        return MeanParts(result, codec, plan.factors(), is_root, source, own, plan.fold)
+        return MeanParts(result, codec, plan.factors(), is_root, contribution, plan.fold)
     if plan.shape is not None or plan.is_pairwise or plan.fold != "mean":
         raise ConfigError("gathered parts can only be reduced in a butterfly, to their mean")
     if plan.weights != whole.weights or codec is not whole.part_codec:
         raise ConfigError("this plan has other weights, or other parts, than its result")
-    return GatheredParts(result, whole, source, own)
+    return GatheredParts(result, whole, contribution)
 
 
 class MeanParts(Parts):
@@ -225,11 +222,10 @@ class MeanParts(Parts):
         codec: Codec,
         factors: tuple[float, ...],
         is_root: Callable[[int], bool],
-        source: Callable[[int, F32], None],
-        own: Callable[[int], F32] | None = None,
+        contribution: Contribution,
         fold: str = "mean",
     ) -> None:
-        super().__init__(result, codec, source, own)
+        super().__init__(result, codec, contribution)
         assert isinstance(result.codec, Codec)
         self._whole, self._is_root = result.codec, is_root
         self._pick = {"max": np.maximum, "min": np.minimum}.get(fold)  # instead of adding
@@ -244,13 +240,13 @@ class MeanParts(Parts):
     def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
         if own or chunk not in self._sums:
             return self._encode_own(chunk, buffer)
-        payload = buffer[: self._layout.size(chunk)]
+        payload = buffer[: self.layout.size(chunk)]
         self.encode(chunk, payload)
         return payload
 
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
         factor = 1.0 if participant is None else self._factors[participant]
-        self._weigh(self._codec, chunk, factor, buffer[: self._layout.size(chunk)])
+        self._weigh(self._codec, chunk, factor, buffer[: self.layout.size(chunk)])
         self.encoded.give(buffer)
 
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
@@ -261,17 +257,12 @@ class MeanParts(Parts):
                 np.copyto(encoded[: part.size], part)
             self.add(chunk, me, encoded)
             return
-        if self._own is not None:
-            self._weigh(EXACT, chunk, self._factors[me], self._own(chunk).view(np.uint8))
+        if self.contribution.own is not None:
+            where = self.contribution.own(chunk)
+            self._weigh(EXACT, chunk, self._factors[me], where.view(np.uint8))
             return
-        with self._encoders:
-            buffer = self._floats.take()
-            try:
-                values = buffer[: self._grid.size(chunk)]
-                self._source(chunk, values)
-                self._weigh(EXACT, chunk, self._factors[me], values.view(np.uint8))
-            finally:
-                self._floats.give(buffer)
+        factor = self._factors[me]
+        self._fill(chunk, lambda values: self._weigh(EXACT, chunk, factor, values.view(np.uint8)))
 
     def _weigh(self, codec: Codec, chunk: int, factor: float, data: U8) -> None:
         is_first = chunk not in self._sums
@@ -333,10 +324,9 @@ class GatheredParts(Parts):
         self,
         result: RoundResult,
         whole: Gathered,
-        source: Callable[[int, F32], None],
-        own: Callable[[int], F32] | None = None,
+        contribution: Contribution,
     ) -> None:
-        super().__init__(result, whole.part_codec, source, own)
+        super().__init__(result, whole.part_codec, contribution)
         self._whole = whole
         self._weights: dict[int, F32] = {}  # by chunk, while it is being aggregated
 
@@ -345,7 +335,7 @@ class GatheredParts(Parts):
 
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
         assert participant is not None  # there are no partial sums: see ``parts_for``
-        self._put(chunk, participant, buffer[: self._layout.size(chunk)])
+        self._put(chunk, participant, buffer[: self.layout.size(chunk)])
         self.encoded.give(buffer)
 
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
@@ -392,14 +382,16 @@ class RobustParts(Parts):
         result: RoundResult,
         codec: Codec,
         is_root: Callable[[int], bool],
-        source: Callable[[int, F32], None],
-        own: Callable[[int], F32] | None = None,
+        contribution: Contribution,
         matrix: Matrix | None = None,
+        *,
+        audited: bool = False,
     ) -> None:
-        super().__init__(result, codec, source, own)
+        super().__init__(result, codec, contribution)
         assert plan.rule is not None
         assert isinstance(result.codec, Codec)
         self._rule, self._key, self._whole = plan.rule, plan.key, result.codec
+        self.audited = audited
         self._counted = [p for p, weight in enumerate(plan.weights) if weight > 0]
         self._stacks: dict[int, dict[int, U8]] = {}
         self._lock = threading.Lock()  # guards the columns, and all below
@@ -428,7 +420,7 @@ class RobustParts(Parts):
 
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
         assert participant is not None  # a plan with a rule is a butterfly: no partial sums
-        self._codec.check(buffer[: self._layout.size(chunk)], self._grid.size(chunk))
+        self._codec.check(buffer[: self.layout.size(chunk)], self._grid.size(chunk))
         self._stacks.setdefault(chunk, {})[participant] = buffer  # one thread for each chunk
 
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
@@ -494,7 +486,7 @@ class RobustParts(Parts):
             return ()
         count = len(self._counted)
         total = sum((self._heard[owner] for owner in self._owners), np.zeros((count, count)))
-        if not self.is_audited:
+        if not self.audited:  # else no word of a single owner names somebody else
             self._check_lengths(total)
         matrix = self._rule.matrix(total, count, self._key)
         self._matrix = np.eye(count) if matrix is None else matrix
@@ -522,7 +514,7 @@ class RobustParts(Parts):
 
     def _blocks(self, chunk: int) -> Iterator[F32]:
         """Yield the values of the stack of a chunk, in the order of the participants."""
-        stack, length = self._stacks[chunk], self._layout.size(chunk)
+        stack, length = self._stacks[chunk], self.layout.size(chunk)
         parts = [stack[participant][:length] for participant in self._counted]
         return self._columns.of(parts, self._grid.size(chunk))
 

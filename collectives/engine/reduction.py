@@ -28,10 +28,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from atoll.collectives.chunks import encoded_layout
-from atoll.collectives.codecs import F32, U8, Codec
-from atoll.collectives.engine.accumulate import Accumulator
+from atoll.collectives.codecs import U8, Codec
+from atoll.collectives.engine.accumulate import Accumulator, PartAuditor
 from atoll.collectives.engine.control import Control
-from atoll.collectives.engine.parts import parts_for
+from atoll.collectives.engine.parts import Contribution, parts_for
 from atoll.collectives.engine.receive import (
     ReceiveBuffers,
     ReceivedChunk,
@@ -52,16 +52,10 @@ from atoll.collectives.schedule.tree import TreeSchedule
 class Reduction:
     """Run one attempt at one reduction, as participant ``me`` sees it.
 
-    ``source(chunk, out)`` fills ``out``, float32[grid.size(chunk)], with the own contribution. It
-    is called once per chunk, from several threads at a time.
-    ``coded(chunk)``, if given, shows the own part as it was encoded before; then
-    ``keep(participant, chunk, part)`` is shown every part that others send, and may copy it, and
-    ``came(chunk, data)`` is called for each chunk of the result that is final, where it lies.
-    ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
-    ``own(chunk)``, if given, shows the own part, float32[grid.size(chunk)], where it lies: nobody
-    changes it before the reduction has ended and its threads have been joined.
+    ``contribution`` gives its own part of each chunk.
     ``result`` is completed in place: what its codec and ``plan.fold`` say, the same bytes for all.
     After ``abort`` has returned no more chunks become final, and final ones stay valid.
+    ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
     them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
     ``on_done(digests)`` is called once, when the result is complete here, with the SHA-256 of each
@@ -70,6 +64,9 @@ class Reduction:
     ``on_failed(participant, why)`` is called at most once per participant, when a stream to it
     broke or it sent bytes that do not decode; with ``me`` when the own contribution cannot be
     encoded. The reduction goes on with the others until ``abort``.
+    ``auditor``, if given, is shown every part that others send and every final chunk. What owners
+    have told each other is verified afterwards then: no word of a single one breaks the reduction
+    off and names somebody else.
 
     Callbacks come from worker threads and from threads in ``received``, never from ``abort``, and
     one may be under way while ``abort`` returns.
@@ -80,17 +77,14 @@ class Reduction:
         *,
         plan: ReducePlan,
         me: int,
-        source: Callable[[int, F32], None],
+        contribution: Contribution,
         result: RoundResult,
         on_done: Callable[[list[bytes]], None],
         on_failed: Callable[[int, str], None],
         kept: Mapping[int, bytes] | None = None,
-        own: Callable[[int], F32] | None = None,
         hashed: bool = True,
         part_codec: Codec | None = None,
-        coded: Callable[[int], U8] | None = None,
-        keep: Callable[[int, int, U8], None] | None = None,
-        came: Callable[[int, U8], None] | None = None,
+        auditor: PartAuditor | None = None,
     ) -> None:
         self._kept = kept or {}
         plan.check_use(me, result.grid.count, self._kept)
@@ -105,11 +99,15 @@ class Reduction:
             self._schedule.final(chunk)
 
         self._started = False
-        control = self._control = Control(on_done, on_failed, came)
-        is_root = self._schedule.is_root
-        parts = self._parts = parts_for(plan, result, self._codec, is_root, source, own)
-        parts.coded, parts.keep = coded, keep
-        self._accumulator = Accumulator(me, self._schedule, parts, result, control, hashed=hashed)
+        control = self._control = Control(on_done, on_failed)
+        self._changed = control.changed
+        is_root, audited = self._schedule.is_root, auditor is not None
+        parts = self._parts = parts_for(
+            plan, result, self._codec, is_root, contribution, audited=audited
+        )
+        self._accumulator = Accumulator(
+            me, self._schedule, parts, result, control, auditor, hashed=hashed
+        )
         self._arrivals = ReceiveBuffers(result, self._layout, parts.encoded, parts.told_bytes)
         self._senders = Senders(plan, me, self._schedule, parts, self._accumulator, result, control)
 
@@ -128,7 +126,7 @@ class Reduction:
         Outlets lead to any of ``destinations``. May be called again, with more; ``to_come``: how
         many are to come to each of them. Raises LocalProtocolError for an outlet to oneself.
         """
-        with self._control.changed:
+        with self._changed:
             if self._control.aborted:
                 return
             if self._me in outlets:
@@ -151,7 +149,7 @@ class Reduction:
     def join(self, timeout_s: float) -> bool:
         """Wait for the threads, and return whether all have ended.
 
-        Then ``source`` is not called any more.
+        Then the contribution is not asked any more.
         """
         return self._senders.join(timeout_s)
 
@@ -161,7 +159,7 @@ class Reduction:
 
         Once it is false after ``abort``, it is never true again.
         """
-        with self._control.changed:
+        with self._changed:
             sends_or_sums = bool(self._senders.reading or self._accumulator.writing)
             return sends_or_sums or self._arrivals.writes_result
 
@@ -185,7 +183,7 @@ class Reduction:
         return self._parts.allocated_bytes + self._arrivals.allocated_bytes
 
     def missing(self) -> frozenset[int]:
-        with self._control.changed:
+        with self._changed:
             return self._schedule.missing()
 
     # ---- receiving: called by the thread that reads the stream from ``src``
@@ -199,7 +197,7 @@ class Reduction:
         did not move for ``timeout_s``; it may be reserved again.
         """
         begun_s = time.monotonic()
-        with self._control.changed:
+        with self._changed:
             while not self._control.aborted:
                 admission = self._schedule.admit(frame.src, frame.kind, frame.chunk)
                 if not self._arrivals.fits(frame, length):
@@ -216,7 +214,7 @@ class Reduction:
                 if waited_s >= timeout_s:
                     late = self._schedule.missing()
                     raise held_too_long(self._plan, frame.src, frame.chunk, waited_s, late)
-                self._control.changed.wait(timeout_s - waited_s)
+                self._changed.wait(timeout_s - waited_s)
         return None
 
     def received(self, frame: Frame) -> None:
@@ -225,7 +223,7 @@ class Reduction:
         Takes as long as the arithmetic takes (about 1 ms per chunk), so not for the event loop.
         """
         src, kind, chunk = frame.src, frame.kind, frame.chunk
-        with self._control.changed:
+        with self._changed:
             wanted = self._schedule.admit(src, kind, chunk) is not FrameAdmission.DROP
             writing = self._accumulator.writing
             wanted &= not self._control.aborted
@@ -251,7 +249,7 @@ class Reduction:
 
     def broken_off(self, frame: Frame) -> None:
         """Forget a reserved frame of which the rest will not come on this stream."""
-        with self._control.changed:
+        with self._changed:
             self._arrivals.ended(frame)
 
     def put_kept(self, chunk: int, data: U8) -> bool:
@@ -269,11 +267,11 @@ class Reduction:
         except CodecError as error:
             self._control.fail(src, f"its result of chunk {chunk}: {error.what}")
         finally:
-            with self._control.changed:
+            with self._changed:
                 self._accumulator.writing.discard(chunk)
 
     def _add_alone(self) -> None:
         for chunk in self._schedule.local_chunks():
-            with self._control.changed:
+            with self._changed:
                 self._control.progress_bytes += self._layout.size(chunk)
             self._accumulator.fold(chunk)  # nothing, once it is aborted

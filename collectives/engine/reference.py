@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, Decoder
-from atoll.collectives.engine.parts import PartError, parts_for
+from atoll.collectives.engine.parts import Contribution, PartError, parts_for
 from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.collectives.robust import RobustRule
@@ -48,7 +48,7 @@ def reduce_together(
     def source(chunk: int, out: F32) -> None:
         sources[adding](chunk, out)
 
-    parts = parts_for(plan, result, codec.part_codec, lambda chunk: True, source)
+    parts = parts_for(plan, result, codec.part_codec, lambda chunk: True, Contribution(source))
     counted = [number for number, weight in enumerate(plan.weights) if weight > 0]
     for chunk in range(grid.count):
         for adding in counted:

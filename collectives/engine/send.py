@@ -78,7 +78,8 @@ class Senders:
         control: Control,
     ) -> None:
         self._plan, self._me, self._schedule, self._parts = plan, me, schedule, parts
-        self._accumulator, self._result, self._control = accumulator, result, control
+        self._accumulator, self._result = accumulator, result
+        self._control, self._changed = control, control.changed
         self._buffers = parts.encoded
         self._stripes = Stripes(schedule, parts.encoded)
         self._threads: list[threading.Thread] = []
@@ -164,7 +165,7 @@ class Senders:
         payload = self._parts.part(send.chunk, buffer, own=send.added_here)
         if send.added_here:
             copy = self._parts.copied(payload, buffer)
-            with self._control.changed:
+            with self._changed:
                 if copy is not None:
                     self._accumulator.waiting[self._me, send.chunk] = copy
                 self._schedule.arrived(self._me, send.chunk)
@@ -173,7 +174,7 @@ class Senders:
 
     def _loaded(self, stripe: Stripe, sending: Sending, payload: U8, buffer: U8) -> bool:
         """Share a payload among several streams; return whether they keep the buffer for now."""
-        with self._control.changed:
+        with self._changed:
             if self._stripes.several(stripe.dest):
                 self._control.turn(stripe.dest).notify_all()
             return self._stripes.loaded(stripe.dest, sending, payload, buffer)
@@ -184,7 +185,7 @@ class Senders:
         Without a payload the destination is not to blame for that.
         """
         payload, broke, dest, now_s = sending.payload, bool(why), stripe.dest, time.monotonic()
-        with self._control.changed:
+        with self._changed:
             self.reading -= sending.send.kind is FrameKind.RESULT
             if payload is not None and not why:
                 self._control.progress_bytes += payload.nbytes

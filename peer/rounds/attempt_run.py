@@ -16,7 +16,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,8 @@ import numpy as np
 
 from atoll.collectives import ReducePlan, Reduction, RoundResult
 from atoll.collectives.codecs import F32, U8, Gathered
+from atoll.collectives.engine.accumulate import PartAuditor
+from atoll.collectives.engine.parts import Contribution
 from atoll.collectives.engine.send import Outlet, Receipt
 from atoll.collectives.errors import AtollError, RemoteProtocolError
 from atoll.collectives.feedback import Compensated
@@ -42,7 +44,6 @@ from atoll.peer.rounds.verifier import AttemptVerifier, AuditedParts, VerifiedAt
 from atoll.peer.state_sync.client import ResultFetcher
 from atoll.peer.streams.manager import FrameOutlet, Streams
 from atoll.peer.streams.router import Router
-from atoll.peer.verify.terms import AuditTerms
 
 if TYPE_CHECKING:
     from atoll.peer.verify.terms import AuditTerms
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 KEPT_STALL_S = 5.0
 
 Source = Callable[[int, F32], None]
-Own = Callable[[int], F32]
 
 
 @dataclass(slots=True)
@@ -262,41 +262,37 @@ class AttemptRun:
 
     def start(self) -> bool:
         """Begin to reduce; return False if this peer's submission is gone."""
-        own, source = self._contribution()
-        if source is None:
+        contribution = self._contribution()
+        if contribution is None:
             self.failed((), "this peer's submission is gone")
             return False
         if self.terms is not None:
             steps = self._peer.replica.steps
-            self._peer.spawn(self._peer.audits.begin(self, self.terms, source, steps))
+            self._peer.spawn(self._peer.audits.begin(self, self.terms, contribution.source, steps))
             return True
         kept = {item.chunk: item.digest for item in self.kept}
         self._reduce(
             plan_of(self.begin, self.result.grid, kept, self.rule),
-            source=source,
-            own=own,
+            contribution,
             kept=kept,
             # The root of many chunks takes a while: computed in the thread that brings the last.
             on_done=lambda digests: self._peer.threadsafe(self.reduced, self.root_of(digests)),
         )
         return True
 
-    def _contribution(self) -> tuple[Own | None, Source | None]:
-        """Return where the own part lies, and what fills it in.
-
-        The first is None if the part lies nowhere yet; both are None if there is no part.
-        """
+    def _contribution(self) -> Contribution | None:
+        """Return what gives this peer's own part; None if there is none."""
         replica, begin, grid = self._peer.replica, self.begin, self.result.grid
         inputs, state = replica.inputs, replica.state
         if inputs is None:
-            return None, None
+            return None
         if begin.kind == STEP:  # computed from the submission of the trainer
             if state is None or inputs.size != state.grid.total:
-                return None, None
+                return None
             self.source = replica.residual.source(state, inputs, begin)
-            return None, self.source
+            return Contribution(self.source)
         if inputs.size != grid.total:
-            return None, None
+            return None
 
         def own(chunk: int) -> F32:
             """Return the part of any other round: it lies in the trainer's memory as it is."""
@@ -306,19 +302,30 @@ class AttemptRun:
         def copy(chunk: int, out: F32) -> None:
             np.copyto(out, own(chunk))
 
-        return own, copy
+        return Contribution(copy, own)
 
-    def _reduce(self, plan: ReducePlan, **how: Any) -> None:
+    def _reduce(
+        self,
+        plan: ReducePlan,
+        contribution: Contribution,
+        *,
+        on_done: Callable[[list[bytes]], None],
+        kept: Mapping[int, bytes] | None = None,
+        auditor: PartAuditor | None = None,
+    ) -> None:
         """Start the reduction, and a sender for each of its destinations as streams open."""
         peer, begin = self._peer, self.begin
         reduction = self.reduction = Reduction(
             plan=plan,
             me=plan.participants.index(peer.me),
+            contribution=contribution,
             result=self.result,
+            on_done=on_done,
             on_failed=lambda index, why: peer.threadsafe(
                 self.failed, (plan.participants[index],), why
             ),
-            **how,
+            kept=kept,
+            auditor=auditor,
         )
         copying = self.copying = KeptCopy(self._kept_plan(reduction), self.result.layout, self)
         peer.router.expect_attempt(begin, reduction, copying)
@@ -359,12 +366,11 @@ class AttemptRun:
 
     def send_parts(self, parts: AuditedParts) -> None:
         assert self.terms is not None
+        assert self.source is not None
         self._reduce(
             self.terms.work.plan,
-            source=self.source,
-            coded=parts.own_part,
-            keep=parts.keep,
-            came=parts.came,
+            Contribution(self.source, coded=parts.own_part),
+            auditor=parts,
             on_done=lambda digests: self._peer.threadsafe(self._compare, digests),
         )
 

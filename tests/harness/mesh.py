@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from atoll.collectives import (
     ChunkGrid,
+    Contribution,
     Frame,
     Reduction,
     RoundResult,
@@ -140,17 +141,19 @@ def all_reducer(
             lo, hi = grid.bounds(chunk)
             out[:] = values[lo:hi]
 
+        def own(chunk: int) -> F32:
+            return values[slice(*grid.bounds(chunk))]
+
         def failed(participant: int, why: str) -> None:
             raise SystemExit(f"{participant}: {why}")
 
         reduction = Reduction(
             plan=plan,
             me=mesh.me,
-            source=source,
+            contribution=Contribution(source, own),
             result=result,
             on_done=lambda digests: done.set(),
             on_failed=failed,
-            own=lambda chunk: values[slice(*grid.bounds(chunk))],
             hashed=False,
         )
         mesh.begin(reduction)

@@ -177,7 +177,7 @@ def lie_in_audits(lie: str) -> None:
         encode = MeanParts.encode
 
         def wrong(self: MeanParts, chunk: int, out: U8) -> None:
-            if self.keep is not None:  # not where it looks whether a result is right
+            if self.contribution.coded is not None:  # not where it looks whether a result is right
                 self._sums[chunk] *= np.float32(-3)
             encode(self, chunk, out)
 
@@ -187,7 +187,7 @@ def lie_in_audits(lie: str) -> None:
 
         def other(self: Parts, chunk: int, buffer: U8) -> U8:
             part = source(self, chunk, buffer)
-            if self.coded is None:
+            if self.contribution.coded is None:
                 return part
             changed = part.copy()
             changed[part.size // 2] = 1 if part[part.size // 2] != 1 else 2  # one code

@@ -16,6 +16,7 @@ import pytest
 from atoll.collectives import (
     ChunkGrid,
     Codec,
+    Contribution,
     ReducePlan,
     Reduction,
     RoundResult,
@@ -118,7 +119,7 @@ class Group:
         return Reduction(
             plan=self.plan,
             me=me,
-            source=source,
+            contribution=Contribution(source),
             result=self.rounds[me],
             on_done=on_done,
             on_failed=on_failed,

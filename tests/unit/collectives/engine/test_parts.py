@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from atoll.collectives import RoundResult, get_codec, grid_for
+from atoll.collectives import Contribution, RoundResult, get_codec, grid_for
 from atoll.collectives.codecs import F32
 from atoll.collectives.engine import parts as parts_module
 from atoll.collectives.errors import CodecError
@@ -48,7 +48,7 @@ class Bench:
         own = show if self.lies else None
         codec = self.result.codec
         return parts_module.MeanParts(
-            self.result, codec, self.weights, lambda chunk: root, fill, own
+            self.result, codec, self.weights, lambda chunk: root, Contribution(fill, own)
         )
 
     def add(self, participant: int | None, values: F32) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.collectives import RoundResult, encoded_layout, get_codec, grid_for
+from atoll.collectives import Contribution, RoundResult, encoded_layout, get_codec, grid_for
 from atoll.collectives.codecs import F32
 from atoll.collectives.engine import parts as parts_module
 from atoll.collectives.errors import CodecError, ConfigError
@@ -96,7 +96,7 @@ def bench(codec: str, fold: str, own: F32) -> tuple[parts_module.MeanParts, Roun
         out[:] = own
 
     made = parts_module.MeanParts(
-        result, result.codec, (1.0, 1.0), lambda chunk: True, fill, None, fold
+        result, result.codec, (1.0, 1.0), lambda chunk: True, Contribution(fill), fold
     )
     return made, result
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import ChunkGrid, RoundResult
+from atoll.collectives import ChunkGrid, Contribution, RoundResult
 from atoll.collectives.codecs import CODECS, F32, get_codec
 from atoll.collectives.engine.parts import ENCODERS_MAX
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
@@ -209,7 +209,7 @@ def test_a_source_that_raises_is_reported(make_group: MakeGroup) -> None:
     def broken(chunk: int, out: F32) -> None:
         raise ValueError("region is gone")
 
-    group.reductions[0]._parts._source = broken
+    group.reductions[0]._parts.contribution = Contribution(broken)
     group.start()
     assert group.any_failed.wait(WAIT_S)
     assert group.failed[0] == [(0, "its contribution to chunk 0: ValueError: region is gone")]
@@ -230,7 +230,7 @@ def test_arguments_that_do_not_fit_are_refused(make_group: MakeGroup) -> None:
     arguments = {
         "plan": group.plan,
         "me": 0,
-        "source": good._parts._source,
+        "contribution": good._parts.contribution,
         "result": group.rounds[0],
         "on_done": group.done[0].append,
         "on_failed": lambda participant, why: None,

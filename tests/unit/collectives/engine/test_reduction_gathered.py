@@ -14,7 +14,7 @@ from harness.stripes import start_stripes
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import FrameKind, Reduction, RoundResult, pairwise_plan
+from atoll.collectives import Contribution, FrameKind, Reduction, RoundResult, pairwise_plan
 from atoll.collectives.codecs import F32, RULES, gathered_codec, get_codec
 from atoll.collectives.engine import receive, send
 from atoll.collectives.engine.parts import MeanParts
@@ -225,7 +225,7 @@ def test_nan_in_the_own_part_blames_oneself(make_group: MakeGroup) -> None:
 
 def test_other_plans_than_a_butterfly_of_these_are_refused(make_group: MakeGroup) -> None:
     group = group_of(make_group, [1.0, 1.0, 2.0])
-    good = {"me": 0, "source": fill, "on_done": list, "on_failed": divmod}
+    good = {"me": 0, "contribution": Contribution(fill), "on_done": list, "on_failed": divmod}
     plan, result = group.plan, group.rounds[0]
     Reduction(plan=plan, result=result, **good)
     for wrong in (

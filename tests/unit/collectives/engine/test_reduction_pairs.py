@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives import FrameKind, get_codec, pairwise_plan
+from atoll.collectives import Contribution, FrameKind, get_codec, pairwise_plan
 from atoll.collectives.codecs import CODECS, F32
 from atoll.collectives.engine.parts import ENCODERS_MAX
 from atoll.collectives.errors import ConnectError, RemoteProtocolError, RoundTimeoutError
@@ -137,15 +138,18 @@ def test_memory_stays_within_the_formula(make_pair: MakePair) -> None:
 def test_a_part_that_lies_somewhere_is_neither_copied_nor_asked_for(make_pair: MakePair) -> None:
     group = make_pair(FLOAT32, [1.0, 2.0])
     for me, reduction in enumerate(group.reductions):
-        reduction._parts._own = lambda chunk, me=me: group.vectors[me][
-            slice(*group.grid.bounds(chunk))
-        ]
+
+        def own(chunk: int, me: int = me) -> F32:
+            return group.vectors[me][slice(*group.grid.bounds(chunk))]
+
+        reduction._parts.contribution = replace(reduction._parts.contribution, own=own)
     group.start("sockets")
     group.wait_done()
     group.check_results()
     assert group.sources_called == [[0] * CHUNKS] * 2
     alone = make_pair(FLOAT32, [1.0, 2.0], total=2 * 256).reductions[0]
-    alone._parts._own = lambda chunk: np.ones(256, np.float32)
+    ones = np.ones(256, np.float32)
+    alone._parts.contribution = replace(alone._parts.contribution, own=lambda chunk: ones)
     alone.start({1: Sink()})
     assert alone.join(WAIT_S), "two chunks may leave at once"
     assert alone.buffer_bytes == 4 * 256, "only the sender's, which it does not use"
@@ -253,7 +257,7 @@ def test_a_source_that_raises_is_reported(make_pair: MakePair) -> None:
     def broken(chunk: int, out: F32) -> None:
         raise ValueError("region is gone")
 
-    group.reductions[1]._parts._source = broken
+    group.reductions[1]._parts.contribution = Contribution(broken)
     group.start()
     assert group.any_failed.wait(WAIT_S)
     assert group.reductions[1].join(WAIT_S)

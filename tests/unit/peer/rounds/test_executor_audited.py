@@ -75,9 +75,7 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
         await eventually(lambda: all(site.audits._attempts for site in sites[:-1]))
         for site in sites[:-1]:
             (attempt,) = site.audits._attempts.values()
-            await eventually(
-                lambda a=attempt: len(a.auditor.machine.inbox.of(StatementPhase.COMMIT)) == 2
-            )
+            await eventually(lambda a=attempt: len(a.audit.inbox.of(StatementPhase.COMMIT)) == 2)
         assert all(site.executor.streams.moved_bytes == 0 for site in sites)
         sites[-1].carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
