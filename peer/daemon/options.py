@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
+    """Say what a daemon is started with."""
+
     run: str
     secret: bytes
     listen_host: str

@@ -38,6 +38,8 @@ NAME_CHARACTERS_MAX = 64  # ... and the length of their names
 
 @dataclass(slots=True)
 class AttachedTrainer:
+    """Keep what the daemon has of the trainer that is attached to it."""
+
     client: bytes
     spec: RunSpec
     manifest: Manifest
@@ -100,12 +102,12 @@ class TrainerService:
         if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
             return
         del trainer.awaiting[effect.fragment]
-        told = outcome_of(effect, call)
+        outcome = outcome_of(effect, call)
         if effect.kind == "committed" and effect.begin is None:
             head = self._executor.replica.log.head(effect.round)
-            told["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
-            told["peers"] = list(map(short, head.contributors)) if head is not None else []
-        self.ipc_server.push(trainer.client, "outcome", told)
+            outcome["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
+            outcome["peers"] = list(map(short, head.contributors)) if head is not None else []
+        self.ipc_server.push(trainer.client, "outcome", outcome)
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
@@ -183,7 +185,7 @@ class TrainerService:
     def _asynchronous(self, trainer: AttachedTrainer) -> AsyncSubmissions:
         def taken() -> None:
             if trainer.region is not None:
-                self._executor.inputs = trainer.region.floats
+                self._executor.replica.inputs = trainer.region.floats
 
         return AsyncSubmissions(self._node.follower, self._feed, taken)
 
@@ -193,7 +195,7 @@ class TrainerService:
             raise SessionError("offer before region")
         # While INIT reads an earlier trainer's region it must stay; the trainer offers again.
         if self._node.follower.round == 0 and not self._node.follower.contributes:
-            self._executor.inputs = trainer.region.floats
+            self._executor.replica.inputs = trainer.region.floats
             self._feed(ev.Offered(bytes(arguments["blob"])))
 
     async def _region(self, client: bytes, _: dict[str, Any]) -> None:
@@ -234,7 +236,7 @@ class TrainerService:
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)
         if self._node.follower.submissions.get(fragment) is submission:
-            self._executor.inputs = trainer.region.floats
+            self._executor.replica.inputs = trainer.region.floats
             self._executor.replica.steps = bytes(arguments.get("steps", b""))
 
     async def _next(self, client: bytes, _: dict[str, Any]) -> int:
@@ -411,9 +413,9 @@ def why_not_now(own: MemberState, state: ReplicatedState | None, *, in_view: boo
 
 def outcome_of(effect: ev.TellTrainer, call: int) -> dict[str, Any]:
     """Return what the trainer hears, with the number of its call."""
-    told = {"kind": effect.kind, "round": effect.round, "call": call, "text": effect.text}
+    outcome = {"kind": effect.kind, "round": effect.round, "call": call, "text": effect.text}
     begin = effect.begin
-    return told if begin is None else told | _result(begin)
+    return outcome if begin is None else outcome | _result(begin)
 
 
 def _result(begin: Begin) -> dict[str, Any]:

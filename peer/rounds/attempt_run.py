@@ -232,7 +232,7 @@ class AttemptRun:
 
     def free(self) -> None:
         """Free the buffers of an ended attempt at once, not with the next collection of cycles."""
-        self.reduction = self.copying = None
+        self.reduction = self.copying = self.audit = None
 
     def keep_residual(self) -> None:
         """Take over what the codec leaves out of our part.

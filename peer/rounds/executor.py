@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout, RoundResult
 from atoll.collectives.codecs import U8
@@ -97,14 +96,6 @@ class RoundExecutor:
     @state.setter
     def state(self, state: ReplicatedState | None) -> None:
         self.replica.state = self.donor.state = state
-
-    @property
-    def inputs(self) -> NDArray[np.float32] | None:
-        return self.replica.inputs
-
-    @inputs.setter
-    def inputs(self, inputs: NDArray[np.float32] | None) -> None:
-        self.replica.inputs = inputs
 
     @property
     def progress_bytes(self) -> int:
@@ -231,12 +222,12 @@ class RoundExecutor:
     async def _begin_fetch(self, begin: Begin, holder: bytes) -> None:
         """Start to copy the whole result from a peer that has it, unless that is under way."""
         before = self.attempts.get(begin.round)
-        is_new = before is None or before.begin is not begin
-        if not self.is_wanted(begin) or not (is_new or before is None or before.needs(holder)):
+        same = before if before is not None and before.begin is begin else None
+        if not self.is_wanted(begin) or (same is not None and not same.needs(holder)):
             return
         try:
             run = await self._open(begin)
-            if is_new:
+            if same is None:
                 run.result.keep({item.chunk: item.digest for item in run.kept})
         except (AtollError, MemoryError) as error:
             self.log(f"fetching the result of round {begin.round} failed: {reason_of(error)}")

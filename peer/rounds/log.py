@@ -28,6 +28,8 @@ DIGESTS_MAX = 1024  # rounds whose state digest is remembered, also when the ent
 
 @dataclass(slots=True)
 class _LoggedRound:
+    """Keep one entry of the log with its bytes."""
+
     head: EntryHead
     encoded: U8
     lent: bool = False  # somebody outside may read it: its memory is not used again

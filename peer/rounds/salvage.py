@@ -26,10 +26,9 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import Attempts, Lineage, Rounds, Views, short
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import CHUNKS_MAX
-from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.frames import KEPT, DataHeader
 from atoll.peer.streams.manager import FrameOutlet, Streams, reason_of
 
-KEPT = 6  # frame kind: one kept chunk; without payload it means "I do not have it"
 SERVES_MAX = 8  # requests answered at a time: more would only share the same uplink
 SERVES_OF_ONE_MAX = 8  # requests of one peer that may wait: two for each round under way
 U8 = NDArray[np.uint8]

@@ -15,18 +15,27 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from atoll.collectives.errors import ConfigError
-
-if TYPE_CHECKING:
-    from atoll.peer.streams.stream import DataStream
-
 
 AUTO: Final = "auto"
 BBR, CUBIC = "bbr", "cubic"  # what "auto" chooses from
 NAME_BYTES: Final = 16  # TCP_CA_NAME_MAX of linux/tcp.h, with a zero at the end
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+
+
+class Sender(Protocol):
+    """Send under a congestion control, as a data stream does (stream.py)."""
+
+    is_local: bool  # both ends are on this machine
+
+    @property
+    def congestion(self) -> str:
+        """Return the control in use; "" where the system does not tell."""
+
+    def use_congestion(self, name: str, *, lasting: bool = False) -> str:
+        """Use this control from now on; return "", or why not."""
 
 
 class Congestion:
@@ -37,7 +46,7 @@ class Congestion:
         self.bbr = _may_be_bbr(choice)  # where a way is lossy, losses will not slow what it sends
         self._missed: set[str] = set()  # what the log has a line about
 
-    def apply(self, stream: DataStream) -> None:
+    def apply(self, stream: Sender) -> None:
         """Set the congestion control of a stream on which this side is about to send.
 
         Where the kernel lacks what is wanted, the stream keeps what the system prefers, and the log
@@ -52,7 +61,7 @@ class Congestion:
             self._log(f"data streams use {stream.congestion or 'what there is'}: {why_not}")
 
 
-def suited(stream: DataStream, *, paced: bool = False, lossy: bool = True) -> str:
+def suited(stream: Sender, *, paced: bool = False, lossy: bool = True) -> str:
     """Return what "auto" means for a stream of this plan, or of none: CUBIC or BBR.
 
     ``paced``: the stream keeps to a pace of the plan; ``lossy``: its way has losses, or the losses

@@ -15,6 +15,8 @@ from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
 # a codec that needs more than its input.
 DATA_FRAME_BYTES_MAX = 4 << 20
 
+KEPT = 6  # kind of a frame with a kept chunk; without payload: "I do not have it" (salvage.py)
+
 _STRUCT = struct.Struct(">BBHI8sIQIII")
 DATA_HEADER_BYTES = _STRUCT.size
 

@@ -209,46 +209,46 @@ class Handshake:
 
     def __init__(self, granted: StreamGranted) -> None:
         self._granted = granted
-        self._said = b""  # all that has been said so far, by either side
+        self._transcript = b""  # all messages so far, of either side
 
     def opening(self, random: bytes) -> bytes:
         """Return the dialler's first message. ``random``: RANDOM_BYTES, fresh."""
         head = bytes((STREAM_FIRST_BYTE, STREAM_VERSION))
-        self._said = head + self._granted.conn_id + _checked(random)
-        return self._said
+        self._transcript = head + self._granted.conn_id + _checked(random)
+        return self._transcript
 
     def greeting(self, opening: bytes, random: bytes) -> bytes:
         """Return the acceptor's answer to ``opening``. ``random``: RANDOM_BYTES, fresh."""
         if conn_id_of(opening) != self._granted.conn_id:
             raise LocalProtocolError("the opening of another data stream")
-        self._said = bytes(opening) + _checked(random)
+        self._transcript = bytes(opening) + _checked(random)
         proof = self._proof("acceptor")
-        self._said += proof
-        return self._said[OPENING_BYTES:]
+        self._transcript += proof
+        return self._transcript[OPENING_BYTES:]
 
     def answer(self, greeting: bytes) -> bytes:
         """Return the dialler's proof; raise RemoteProtocolError if the greeting is no proof."""
-        self._said += greeting[:RANDOM_BYTES]
+        self._transcript += greeting[:RANDOM_BYTES]
         self._check("acceptor", greeting[RANDOM_BYTES:])
-        self._said += greeting[RANDOM_BYTES:]
+        self._transcript += greeting[RANDOM_BYTES:]
         proof = self._proof("dialler")
-        self._said += proof
+        self._transcript += proof
         return proof
 
     def finish(self, proof: bytes) -> None:
         """Check the dialler's proof, as the acceptor. Raises RemoteProtocolError if it is none."""
         self._check("dialler", proof)
-        self._said += proof
+        self._transcript += proof
 
     def secret(self) -> bytes:
         """Return the 32 bytes that both sides make the records' keys from.
 
         They are of this connection alone.
         """
-        return self._derive("records", salt=self._said)
+        return self._derive("records", salt=self._transcript)
 
     def _proof(self, side: Literal["dialler", "acceptor"]) -> bytes:
-        return hmac.digest(self._derive(f"proof of {side}"), self._said, "sha256")
+        return hmac.digest(self._derive(f"proof of {side}"), self._transcript, "sha256")
 
     def _check(self, side: Literal["dialler", "acceptor"], proof: bytes) -> None:
         if not hmac.compare_digest(self._proof(side), proof):

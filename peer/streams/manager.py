@@ -15,6 +15,7 @@ import asyncio
 import itertools
 import threading
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -26,7 +27,6 @@ from atoll.collectives.threads import worker
 from atoll.peer.links.probe_frames import PROBE
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
-from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.streams.congestion import suited
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
@@ -73,7 +73,23 @@ class FrameSink(Protocol):
         """Expect no more frames from this peer, before it opens a stream again."""
 
 
+class StreamDialer(Protocol):
+    """Open streams to linked peers (net/connections.py)."""
+
+    @property
+    def bbr(self) -> bool:
+        """Return whether losses need not slow what this side sends: see Congestion."""
+
+    def link_peers(self) -> Collection[bytes]:
+        """Return the peers with a control link."""
+
+    async def open_data(self, peer: bytes, address: str, /) -> DataStream:
+        """Open a stream on which this side sends. Raises ConnectError."""
+
+
 class StripeId(NamedTuple):
+    """Name a stream on which this side sends; the first to a peer is number 0."""
+
     peer: bytes
     number: int
 
@@ -121,7 +137,7 @@ class Streams:
     Lives in the event loop; only reader threads and senders run elsewhere.
     """
 
-    def __init__(self, host: ConnectionManager, sink: FrameSink) -> None:
+    def __init__(self, host: StreamDialer, sink: FrameSink) -> None:
         self._host = host
         self._sink = sink
         self._addresses: dict[bytes, str] = {}

@@ -1,10 +1,14 @@
 """Open all data streams of a daemon, by others and to others, and choose how each is protected.
 
-A stream is sealed where both sides can do that (``streamkeys``), and goes through TLS otherwise:
+A stream is sealed where both sides can do that (keys.py), and goes through TLS otherwise:
 with peers that list no cipher in their hello, and with those where opening a sealed one has failed.
 That is said once in the log and remembered: for ever of one without ciphers, else for a minute and
 then for twice as long each time, so that a network that lets nothing but TLS through costs a few
 tries, and a peer that was busy for a moment is not slow for days.
+
+Both sides of a sealed or plain stream prove in the event loop that they have its key, before the
+socket is given to the stream. Nothing of it is kept before the dialler has proved itself, and
+nothing is read beyond that.
 """
 
 from __future__ import annotations
@@ -12,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import secrets
 import socket
 import time
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from atoll.collectives.errors import ConnectError
+from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.plan import STREAMS_MAX
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
@@ -27,23 +32,30 @@ from atoll.peer.net.tls import TlsSocket
 from atoll.peer.streams.congestion import Congestion
 from atoll.peer.streams.keys import (
     CIPHER_NONE,
+    CIPHERS,
+    CONN_ID_BYTES,
     DIALLER_PROOF_BYTES,
     GREETING_BYTES,
+    KEY_BYTES,
     OPENING_BYTES,
+    RANDOM_BYTES,
+    STREAM_FIRST_BYTE,
     Grants,
+    Handshake,
     StreamAsked,
     StreamDenied,
     StreamGranted,
     check_granted,
+    choose_cipher,
+    conn_id_of,
     permitted,
 )
-from atoll.peer.streams.sealed_stream import SealedStream
-from atoll.peer.streams.stream import DataStream, PlainStream
-from atoll.peer.streams.stream_handshake import accept_stream, answer_asked, open_stream
-from atoll.peer.streams.tls_stream import TlsStream
+from atoll.peer.streams.stream import DataStream, PlainStream, SealedStream, TlsStream
 
 # Incoming data streams of one peer: as many as a round may use, and two that replace others.
 STREAMS_PER_PEER_MAX = STREAMS_MAX + 2
+# Time for the whole exchange, of either side (reliability_and_security.md 3.1).
+OPENING_TIMEOUT_S = 3.0
 # For the answer to a question on a control link that works: many round trips. Less than a dial may
 # take, because TLS is tried after it.
 ANSWER_TIMEOUT_S = 2.0
@@ -74,7 +86,7 @@ class _Detour(NamedTuple):
 
 
 class ControlLinks(Protocol):
-    """The control links of a daemon, as far as data streams need them."""
+    """Serve whoever opens data streams with the control links of a daemon."""
 
     @property
     def counts(self) -> ByteCounts: ...
@@ -253,8 +265,8 @@ class StreamOpener:
         if isinstance(msg, StreamAsked):
             self._links.send(link.peer_id, self._answer(link, msg))
         elif question is not None and question.peer == link.peer_id:  # else it comes too late
-            said = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
-            question.end(said)
+            answer = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
+            question.end(answer)
         return True
 
     def _answer(self, link: ControlLink, asked: StreamAsked) -> StreamGranted | StreamDenied:
@@ -305,3 +317,86 @@ def _stream(
     if cipher == CIPHER_NONE:
         return PlainStream(sock, name)
     return SealedStream(sock, name, secret, dialled=dialled)
+
+
+# ------------------------------------------------------------ the handshake on the socket
+
+
+class AcceptedStream(NamedTuple):
+    """Describe a stream that was opened to this side by ``peer``."""
+
+    peer: bytes
+    cipher: str
+    secret: bytes
+
+
+def answer_asked(
+    grants: Grants,
+    peer: bytes,
+    asked: StreamAsked,
+    *,
+    remote_ip: str,
+    allowed: tuple[str, ...] = CIPHERS,
+) -> StreamGranted | StreamDenied:
+    """Return what ``peer``, which asked for a stream, is told. Call it inside a running loop.
+
+    ``remote_ip``: where its control link comes from. ``allowed``: the ciphers that this side's user
+    permits, as far as they are ``permitted``. What is granted is added to ``grants``.
+    """
+    allowed = permitted(allowed, remote_ip)
+    cipher = choose_cipher(asked.ciphers, allowed)
+    if not cipher:
+        return StreamDenied(asked.number, f"here only these ciphers are allowed: {allowed}")
+    conn_id, key = secrets.token_bytes(CONN_ID_BYTES), secrets.token_bytes(KEY_BYTES)
+    granted = StreamGranted(asked.number, cipher, conn_id, key)
+    why_not = grants.add(peer, granted, asyncio.get_running_loop().time())
+    return StreamDenied(asked.number, why_not) if why_not else granted
+
+
+async def open_stream(sock: socket.socket, granted: StreamGranted) -> bytes:
+    """Open a stream as the dialler, on a connected non-blocking socket; return its secret.
+
+    Raises OSError (TimeoutError after OPENING_TIMEOUT_S) or RemoteProtocolError; the socket stays
+    the caller's to close.
+    """
+    loop, handshake = asyncio.get_running_loop(), Handshake(granted)
+    async with asyncio.timeout(OPENING_TIMEOUT_S):
+        await loop.sock_sendall(sock, handshake.opening(secrets.token_bytes(RANDOM_BYTES)))
+        greeting = await _exactly(sock, GREETING_BYTES)
+        await loop.sock_sendall(sock, handshake.answer(greeting))
+    return handshake.secret()
+
+
+async def accept_stream(sock: socket.socket, grants: Grants) -> AcceptedStream:
+    """Open a stream as the other side, once STREAM_FIRST_BYTE has been read from the socket.
+
+    Raises errors as :func:`open_stream` does. The grant is used up when the dialler has proved
+    itself.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(OPENING_TIMEOUT_S):
+        opening = bytes((STREAM_FIRST_BYTE,)) + await _exactly(sock, OPENING_BYTES - 1)
+        conn_id = conn_id_of(opening)
+        grant = grants.find(conn_id, loop.time())
+        if grant is None:
+            raise RemoteProtocolError("a data stream whose id is not known, or not any more")
+        cipher, remote_ip = grant.granted.cipher, str(sock.getpeername()[0])
+        if cipher not in permitted((cipher,), remote_ip):  # the control link's address was
+            raise RemoteProtocolError(f"a data stream from {remote_ip} needs a cipher")
+        handshake = Handshake(grant.granted)
+        greeting = handshake.greeting(opening, secrets.token_bytes(RANDOM_BYTES))
+        await loop.sock_sendall(sock, greeting)
+        handshake.finish(await _exactly(sock, DIALLER_PROOF_BYTES))
+    if grants.take(conn_id, loop.time()) is not grant:
+        raise RemoteProtocolError("a data stream whose id has been used meanwhile")
+    return AcceptedStream(grant.peer, cipher, handshake.secret())
+
+
+async def _exactly(sock: socket.socket, count: int) -> bytes:
+    loop, data = asyncio.get_running_loop(), b""
+    while len(data) < count:
+        piece = await loop.sock_recv(sock, count - len(data))
+        if not piece:
+            raise ConnectionResetError("the other side closed the connection")
+        data += piece
+    return data

@@ -11,15 +11,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from atoll.collectives import Frame, FrameKind, Reduction
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.links.probe_frames import PROBE, check_probe
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import short
-from atoll.peer.rounds.salvage import KEPT, KeptCopy
 from atoll.peer.state_sync.incoming import Copies
-from atoll.peer.streams.frames import DataHeader
+from atoll.peer.streams.frames import KEPT, DataHeader
 
 AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
@@ -28,11 +28,26 @@ OF_REDUCTIONS = tuple(FrameKind)
 OF_ATTEMPTS = (*OF_REDUCTIONS, KEPT)
 
 
+class KeptFrames(Protocol):
+    """Take the frames with the kept chunks of one attempt (rounds/salvage.py)."""
+
+    def reserve(self, source: bytes, chunk: int, length: int, /) -> memoryview | None:
+        """Return a buffer for a frame, or None to drop it."""
+
+    def received(self, source: bytes, chunk: int, /) -> None:
+        """Take a frame whose reserved buffer is full."""
+
+    def gave_up(self, holder: bytes, why: str, /) -> None:
+        """Ask others for what this holder was asked for: nothing more comes from it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Attempt:
+    """Keep where the frames of one attempt go; ``index``: its participants by position."""
+
     begin: Begin
     reduction: Reduction
-    kept: KeptCopy
+    kept: KeptFrames
     index: dict[bytes, int]
 
 
@@ -80,7 +95,7 @@ class Router:
             self._promised[begin.round] = (begin.view, begin.attempt)
             self._changed.notify_all()
 
-    def expect_attempt(self, begin: Begin, reduction: Reduction, kept: KeptCopy) -> None:
+    def expect_attempt(self, begin: Begin, reduction: Reduction, kept: KeptFrames) -> None:
         """Take the frames of this attempt from now on.
 
         Those of older ones, or of older views, are not wanted any more.

@@ -1,6 +1,9 @@
 """Carry bulk frames on a data stream: blocking, for one thread, and never stuck.
 
-The base class of all data streams, and the plain one, which is bare TCP.
+``DataStream`` is what all of them have in common: turns, time limits, counts, paces, one way to
+end. What differs is how bytes are protected: in sealed records over bare TCP (``SealedStream``), in
+TLS for peers with which no sealed stream comes about (``TlsStream``), or not at all
+(``PlainStream``).
 """
 
 from __future__ import annotations
@@ -8,21 +11,34 @@ from __future__ import annotations
 import abc
 import contextlib
 import fcntl
+import math
 import select
 import socket
+import ssl
 import struct
 import sys
 import termios
 import threading
 import time
-from typing import ClassVar, NoReturn
+from collections.abc import Callable
+from typing import ClassVar, NoReturn, cast
 
 from atoll.collectives.errors import ConnectError, ProtocolError
 from atoll.peer.net.byte_counts import CONTROL, ROUNDS, ByteCounts
-from atoll.peer.net.tls import is_local, reason_of, tcp_info, tune
+from atoll.peer.net.tls import READ_BYTES, TlsSocket, is_local, reason_of, tcp_info, tune
 from atoll.peer.streams.congestion import ask, in_use
 from atoll.peer.streams.fair_queue import LAST, FairQueue
-from atoll.peer.streams.keys import CIPHER_NONE
+from atoll.peer.streams.keys import CIPHER_AES, CIPHER_NONE, CIPHER_TLS
+from atoll.peer.streams.sealed import (
+    EPOCHS_WORN,
+    RECORD_BYTES_MAX,
+    RECORD_HEADER_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    Opener,
+    RecordKind,
+    Sealer,
+    direction_secrets,
+)
 
 # A stream on which no byte moves for this long is broken (reliability_and_security.md 3.2).
 NO_PROGRESS_TIMEOUT_S = 10.0
@@ -50,6 +66,14 @@ TIMEVAL = struct.Struct("@ll")  # of the kernel: seconds, microseconds
 # several streams). A size that is asked for ends that, and is at most net.core.wmem_max, which is
 # usually 208 KiB.
 LOCAL_BUFFER_BYTES = 128 << 10
+# Small records (headers of frames) that travel in one call with a full one, in either direction.
+AHEAD_BYTES = 4 << 10
+# Both buffers of a sealed stream begin empty and grow to what passes through them, and no further.
+BUFFER_BYTES_MAX = RECORD_BYTES_MAX + RECORD_OVERHEAD_BYTES + AHEAD_BYTES
+# RFC 8446 5.5: AES-GCM keys wear out after 2^24.5 full records, about 388 GB. `ssl` cannot rekey.
+KEY_BYTES_MAX = 256 << 30
+
+_NOTHING = memoryview(b"")
 
 
 class DataStream(abc.ABC):
@@ -338,6 +362,207 @@ class PlainStream(DataStream):
 
     def _goodbye(self) -> None:
         """Do nothing: bare TCP has no goodbye but its own."""
+
+
+class SealedStream(DataStream):
+    """Carry frames encrypted and authenticated with AES-256-GCM.
+
+    A part that is sent is enciphered from where it lies into a buffer of this stream and handed to
+    the kernel. A record that arrives is collected in another buffer and deciphered from there to
+    where its reader wants it. Nothing else copies payload, unless a reader takes a record in
+    smaller pieces.
+
+    ``secret``: 32 bytes of which the two sides have agreed, for this connection alone; ``dialled``:
+    whether this side is the dialler. What arrives is given to the reader when it is authenticated.
+    """
+
+    cipher = CIPHER_AES
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        secret: bytes,
+        *,
+        dialled: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(sock, peer)
+        ours, theirs = direction_secrets(secret)
+        if not dialled:
+            ours, theirs = theirs, ours
+        self._clock = clock
+        self._sealer, self._opener = Sealer(ours, clock()), Opener(theirs)
+        self._out = _NOTHING
+        self._out_end = 0  # sealed, and not yet sent
+        self._in = _NOTHING
+        self._in_end = 0  # how far the present record has arrived
+        self._opened = _NOTHING  # what is left of a record that its reader takes in pieces
+        self._opened_buffer = _NOTHING
+
+    @property
+    def worn(self) -> bool:
+        """Return whether the keys were renewed so often that a new stream should replace this."""
+        return max(self._sealer.epoch, self._opener.epoch) >= EPOCHS_WORN
+
+    # ------------------------------------------------------------ sending
+
+    def _send(self, views: list[memoryview]) -> None:
+        for view in views:
+            for start in range(0, len(view), RECORD_BYTES_MAX):
+                piece = view[start : start + RECORD_BYTES_MAX]
+                self._seal(RecordKind.DATA, piece)
+                self.sent_bytes += len(piece)
+        self._flush()
+
+    def _seal(self, kind: RecordKind, plain: memoryview) -> None:
+        now_s = self._clock()
+        if self._sealer.is_due(len(plain), now_s):
+            self._out_end += self._sealer.rekey(self._room(RECORD_OVERHEAD_BYTES), now_s)
+        room = self._room(len(plain) + RECORD_OVERHEAD_BYTES)
+        self._out_end += self._sealer.seal(kind, plain, room)
+
+    def _room(self, count: int) -> memoryview:
+        """Return where to seal the next ``count`` bytes: behind what waits there already."""
+        if self._out_end + count > BUFFER_BYTES_MAX:
+            self._flush()
+        if self._out_end + count > len(self._out):
+            self._out = _grown(self._out[: self._out_end], self._out_end + count)
+        return self._out[self._out_end :]
+
+    def _flush(self, *, wait: bool = True) -> None:
+        if self._out_end:
+            waiting, self._out_end = self._out[: self._out_end], 0
+            self._put([waiting], wait=wait)
+
+    def _goodbye(self) -> None:
+        self._seal(RecordKind.END, _NOTHING)
+        self._flush(wait=False)
+
+    # ------------------------------------------------------------ receiving
+
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        filled = 0
+        while filled < len(view):
+            if not self._opened:
+                filled += self._open_into(view[filled:], idle=idle and filled == 0)
+                continue
+            count = min(len(self._opened), len(view) - filled)
+            view[filled : filled + count] = self._opened[:count]
+            self._opened = self._opened[count:]
+            filled += count
+
+    def _open_into(self, view: memoryview, *, idle: bool) -> int:
+        """Open the next record into ``view``, or beside it if it is longer.
+
+        Return how many bytes are in ``view`` now.
+        """
+        self._in_end = 0
+        kind, length = self._opener.expect(self._await(RECORD_HEADER_BYTES, idle=idle))
+        record = self._await(length + RECORD_OVERHEAD_BYTES)
+        target = view[:length] if length <= len(view) else self._beside(length)
+        self._opener.open(record, target)
+        if kind is RecordKind.END:
+            raise ConnectionResetError("the other side closed it")
+        if length <= len(view):
+            return length
+        self._opened = target
+        return 0
+
+    def _beside(self, length: int) -> memoryview:
+        if length > len(self._opened_buffer):
+            self._opened_buffer = memoryview(bytearray(length))
+        return self._opened_buffer[:length]
+
+    def _await(self, count: int, *, idle: bool = False) -> memoryview:
+        """Return the first ``count`` bytes of a record, some of which may be here already."""
+        if count > len(self._in):
+            self._in = _grown(self._in[: self._in_end], count)
+        have, self._in_end = self._in_end, count
+        self._get(self._in[have:count], forever=idle and not have)
+        return self._in[:count]
+
+    def _cut_off(self) -> str:
+        return "it was cut off: no goodbye came before its end"
+
+
+def _grown(kept: memoryview, count: int) -> memoryview:
+    """Return a larger buffer that begins with ``kept`` and holds ``count`` bytes.
+
+    At least doubled, up to BUFFER_BYTES_MAX.
+    """
+    size = min(BUFFER_BYTES_MAX, max(count, 2 * len(kept)))
+    buffer = memoryview(bytearray(size))
+    buffer[: len(kept)] = kept
+    return buffer
+
+
+class TlsStream(DataStream):
+    """Carry frames inside TLS, slower than a ``SealedStream``.
+
+    OpenSSL makes and takes records of 16 KiB, one per call.
+    """
+
+    cipher = CIPHER_TLS
+
+    def __init__(self, connection: TlsSocket, peer: str, until_s: float = math.inf) -> None:
+        """Take over a connection.
+
+        ``until_s``, of the monotonic clock: then a better one may be had in its place.
+        """
+        super().__init__(connection.sock, peer)
+        self._until_s = until_s
+        self._tls = connection.tls
+        self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        # With a buffer, read() returns a count; typeshed knows only the form that returns bytes.
+        self._read_into = cast(Callable[[int, memoryview], int], self._tls.read)
+        self._scratch = memoryview(b"")  # made when the first bytes are awaited: senders need none
+
+    @property
+    def worn(self) -> bool:
+        is_old = time.monotonic() >= self._until_s
+        return is_old or self.sent_bytes + self.received_bytes > KEY_BYTES_MAX
+
+    def _send(self, views: list[memoryview]) -> None:
+        for view in views:
+            start = 0
+            while start < len(view):
+                count = self._tls.write(view[start : start + self._unsent_bytes_max])
+                start += count
+                self.sent_bytes += count
+                if self._outgoing.pending >= self._unsent_bytes_max:
+                    self._flush()
+        self._flush()
+
+    def _goodbye(self) -> None:
+        with contextlib.suppress(ssl.SSLError):  # "want read": the other's goodbye is to come
+            self._tls.unwrap()
+        self._flush(wait=False)
+
+    def _flush(self, *, wait: bool = True) -> None:
+        if self._outgoing.pending:
+            self._put([memoryview(self._outgoing.read())], wait=wait)
+
+    def _receive(self, view: memoryview, idle: bool) -> None:
+        filled = 0
+        while filled < len(view):
+            try:
+                count = self._read_into(len(view) - filled, view[filled:])
+            except ssl.SSLWantReadError:
+                self._fill(forever=idle and filled == 0)
+                continue
+            if count == 0:
+                raise ConnectionResetError(self._cut_off())
+            filled += count
+
+    def _fill(self, *, forever: bool) -> None:
+        self._flush()  # TLS may have had to answer the other side
+        if not self._scratch:
+            self._scratch = memoryview(bytearray(READ_BYTES))
+        self._incoming.write(self._scratch[: self._get_some(self._scratch, forever=forever)])
+
+
+# ------------------------------------------------------------ what the kernel tells
 
 
 def unsent_limit_bytes(rate_bytes_per_s: float) -> int:

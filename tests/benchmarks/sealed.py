@@ -24,9 +24,7 @@ from atoll.peer.net.certs import run_tls
 from atoll.peer.net.identity import Home
 from atoll.peer.net.tls import TlsChannel
 from atoll.peer.streams.frames import DATA_HEADER_BYTES
-from atoll.peer.streams.sealed_stream import SealedStream
-from atoll.peer.streams.stream import DataStream, PlainStream
-from atoll.peer.streams.tls_stream import TlsStream
+from atoll.peer.streams.stream import DataStream, PlainStream, SealedStream, TlsStream
 
 MODES = ("plain", "sealed", "tls")
 # Of this benchmark's run, which is nobody's.

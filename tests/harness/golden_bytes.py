@@ -38,10 +38,9 @@ from atoll.peer.net.identity import Home, RunRecord
 from atoll.peer.net.invite import Invite, fingerprint_of
 from atoll.peer.net.wire import encode, frame
 from atoll.peer.rounds.entries import EntryHead, EntryOrigin, entry_root
-from atoll.peer.rounds.salvage import KEPT
 from atoll.peer.state_sync.incoming import TransferKind
 from atoll.peer.state_sync.verification import part_head
-from atoll.peer.streams.frames import DataHeader, pack_header
+from atoll.peer.streams.frames import KEPT, DataHeader, pack_header
 from atoll.peer.streams.keys import CIPHER_AES, CIPHERS, Handshake, StreamGranted
 from atoll.peer.streams.sealed import RECORD_OVERHEAD_BYTES, RecordKind, Sealer, direction_secrets
 from atoll.peer.verify.evidence import Evidence

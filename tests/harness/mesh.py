@@ -23,8 +23,7 @@ from atoll.collectives.choice import Choice
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.robust import get_rule
-from atoll.peer.streams.sealed_stream import SealedStream
-from atoll.peer.streams.stream import DataStream, PlainStream
+from atoll.peer.streams.stream import DataStream, PlainStream, SealedStream
 
 __all__ = ["PATIENCE_S", "Mesh", "all_reducer"]
 

@@ -133,7 +133,7 @@ class Fragmented(daemon.Daemon):
         if view is None or len(view.members) < self.members or own.unsynced or own.offer:
             pass
         elif own.round == 0:
-            self.executor.inputs = self._region
+            self.executor.replica.inputs = self._region
             self.feed(ev.Offered(self._blob))
         elif state is not None and state.round == own.round:
             self.feed(ev.Attached())
@@ -157,7 +157,7 @@ class Fragmented(daemon.Daemon):
         first, end = chunk_range(fragment, self.fragments, state.grid.count)
         part = slice(state.grid.bounds(first)[0], state.grid.bounds(end - 1)[1])
         self._region[part] = state.theta[part] * np.float32(0.9) + self._target * np.float32(0.1)
-        self.executor.inputs = self._region
+        self.executor.replica.inputs = self._region
         self.feed(ev.Submitted(own.round, own.epoch, 1.0, fragment))
 
     def feed(self, event: ev.Event) -> None:

@@ -105,8 +105,8 @@ class Site:
 
     @property
     def inputs(self) -> np.ndarray:
-        assert self.executor.inputs is not None
-        return self.executor.inputs
+        assert self.executor.replica.inputs is not None
+        return self.executor.replica.inputs
 
 
 async def eventually(condition: Callable[[], object]) -> None:
@@ -177,7 +177,7 @@ def prepare(
         state = ReplicatedState(packed)
         initialise(state, theta)
         site.executor.state = state
-        site.executor.inputs = theta + np.float32(i + 1)
+        site.executor.replica.inputs = theta + np.float32(i + 1)
 
 
 def by_hand(sites: list[Site], begin: Begin, state: ReplicatedState) -> np.ndarray:

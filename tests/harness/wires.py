@@ -12,9 +12,7 @@ from pathlib import Path
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.identity import Home
 from atoll.peer.net.tls import TlsChannel
-from atoll.peer.streams.sealed_stream import SealedStream
-from atoll.peer.streams.stream import DataStream
-from atoll.peer.streams.tls_stream import TlsStream
+from atoll.peer.streams.stream import DataStream, SealedStream, TlsStream
 
 __all__ = ["SECRET", "Call", "ends", "receive", "sockets", "tls_ends"]
 

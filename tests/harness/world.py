@@ -216,7 +216,7 @@ class World(ABC):
             return
         own, call = host.node.follower, self.call_of(host)
         away = own.unsynced or host.node.view is None or own.contributes
-        if call is not None and away:  # as peer/daemon/trainer_collectives.py says
+        if call is not None and away:  # as peer/daemon/trainer_service.py says
             self.after(CALL_AGAIN_S, lambda: self._submit(host, fragment, phase))
             return
         host.submitted += 1

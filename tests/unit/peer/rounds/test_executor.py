@@ -37,7 +37,7 @@ def test_init_is_reduced_by_one_and_copied_by_the_others(tmp_path: Path) -> None
         elements, packed = 50_000, run_blob(50_000)
         first, second = sites
         begin = Begin(LINEAGE, 1, 1, 1, INIT, (first.me,), (1.0,), packed)
-        first.executor.inputs = np.arange(elements, dtype=np.float32)
+        first.executor.replica.inputs = np.arange(elements, dtype=np.float32)
         first.carry_out(ev.Reduce(begin))
         await eventually(lambda: first.reduced(1))
         assert first.executor.streams.moved_bytes == 0
@@ -144,8 +144,8 @@ def test_a_submission_that_is_not_finite_is_reported_as_our_own_failure(tmp_path
     async def play(sites: list[Site]) -> None:
         prepare(sites, 10_000)
         one = sites[0]
-        assert one.executor.inputs is not None
-        one.executor.inputs[17] = np.nan
+        assert one.executor.replica.inputs is not None
+        one.executor.replica.inputs[17] = np.nan
         begin = begin_of(sites, 1)
         for site in sites:
             site.carry_out(ev.Reduce(begin))

@@ -67,7 +67,7 @@ def submit(sites: list[Site], seed: int) -> None:
     for number, site in enumerate(sites):
         random = np.random.default_rng(100 * seed + number)
         away = random.standard_normal(site.state.grid.total).astype(np.float32)
-        site.executor.inputs = site.state.theta - away
+        site.executor.replica.inputs = site.state.theta - away
 
 
 def weighted(sites: list[Site], attempt: int, number: int, weights: tuple[float, ...]) -> Begin:

@@ -30,7 +30,7 @@ def give(sites: list[Site]) -> list[np.ndarray]:
     for index, site in enumerate(sites):
         made = np.random.default_rng(index).standard_normal(ELEMENTS).astype(np.float32)
         vectors.append(made)
-        site.executor.inputs = made
+        site.executor.replica.inputs = made
         site.executor.replica.outputs = np.full(ELEMENTS, np.nan, np.float32)
     return vectors
 
@@ -93,7 +93,7 @@ def test_memory_of_results_is_used_again(tmp_path: Path) -> None:
         assert len(set(seen)) < len(seen)
         step = begin_of(sites, 9, 7)  # and a step of the run comes as if nothing had been
         for i, site in enumerate(sites):
-            site.executor.inputs = site.state.theta + np.float32(i + 1)
+            site.executor.replica.inputs = site.state.theta + np.float32(i + 1)
             site.carry_out(ev.Reduce(step))
         await eventually(lambda: all(site.reduced(9) for site in sites))
         for site in sites:
@@ -132,7 +132,7 @@ def test_a_vector_of_another_size_is_no_contribution(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         prepare(sites, 5000)
         give(sites)
-        sites[0].executor.inputs = np.zeros(7, np.float32)
+        sites[0].executor.replica.inputs = np.zeros(7, np.float32)
         sites[0].carry_out(ev.Reduce(reduce_of(sites)))
         await eventually(lambda: any(isinstance(e, ev.ReduceFailed) for e in sites[0].fed))
         failed = next(e for e in sites[0].fed if isinstance(e, ev.ReduceFailed))

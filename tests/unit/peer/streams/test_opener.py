@@ -15,7 +15,7 @@ from harness.wires import receive
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.membership.view import short
-from atoll.peer.streams import keys, opener, stream_handshake, tls_stream
+from atoll.peer.streams import keys, opener, stream
 from atoll.peer.streams.keys import CIPHERS, CIPHERS_PLAIN, StreamAsked, StreamDenied, StreamGranted
 from atoll.peer.streams.opener import STREAMS_PER_PEER_MAX
 from atoll.peer.streams.stream import DataStream
@@ -139,7 +139,7 @@ def keeps_silent(a: Node, b: Node, patch: pytest.MonkeyPatch) -> None:
             pass
         raise ConnectionResetError("it was silence")
 
-    patch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
+    patch.setattr(opener, "OPENING_TIMEOUT_S", 0.05)
     patch.setattr(a.host, "accept_stream", wait)
 
 
@@ -200,7 +200,7 @@ def test_what_may_pass_is_tried_again_later_and_seldomer(
         a, b = await net.linked()
         clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1000.0)
         monkeypatch.setattr(opener, "time", clock)
-        monkeypatch.setattr(tls_stream, "time", clock)
+        monkeypatch.setattr(stream, "time", clock)
         with monkeypatch.context() as patch:
             denies(a, b, patch)
             tries = count_attempts(b)

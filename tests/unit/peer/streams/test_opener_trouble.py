@@ -15,7 +15,7 @@ from harness.wires import receive
 from atoll.collectives.errors import ConnectError
 from atoll.peer.net.tls import TlsSocket
 from atoll.peer.streams import keys as streamkeys
-from atoll.peer.streams import stream_handshake
+from atoll.peer.streams import opener
 from atoll.peer.streams.keys import (
     CIPHERS,
     GRANTS_PER_PEER_MAX,
@@ -37,7 +37,7 @@ def test_the_limit_holds_for_keys_that_were_given_before(net: Net) -> None:
         keys = [await key_of(a, b) for _ in range(2)]
         for granted in keys:
             async with dialled(a) as sock:
-                await stream_handshake.open_stream(sock, granted)
+                await opener.open_stream(sock, granted)
         await a.until(lambda: a.logs)
         assert len(a.streams) == STREAMS_PER_PEER_MAX
         assert a.logs[0].endswith(f": {STREAMS_PER_PEER_MAX} data streams are open")
@@ -74,7 +74,7 @@ def test_the_control_link_ends_between_the_key_and_its_use(net: Net) -> None:
         await b.until(lambda: b.downs)
         async with dialled(a) as sock:
             with pytest.raises(ConnectionResetError):
-                await stream_handshake.open_stream(sock, granted)
+                await opener.open_stream(sock, granted)
         await a.until(lambda: a.logs)
         assert "whose id is not known, or not any more" in a.logs[0]
         assert not a.streams
@@ -204,7 +204,7 @@ def test_a_stranger_cannot_use_up_a_key_by_its_id(net: Net) -> None:
             await a.until(lambda: a.logs)
         assert "the dialler of a data stream did not prove its key" in a.logs[0]
         async with dialled(a) as sock:
-            await stream_handshake.open_stream(sock, granted)
+            await opener.open_stream(sock, granted)
             await a.until(lambda: a.streams)
 
     net.run(scenario())

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.streams import keys as streamkeys
-from atoll.peer.streams import stream_handshake
+from atoll.peer.streams import opener
 from atoll.peer.streams.keys import (
     CIPHER_AES,
     CIPHER_NONE,
@@ -25,13 +25,13 @@ from atoll.peer.streams.keys import (
     StreamDenied,
     StreamGranted,
 )
-from atoll.peer.streams.sealed_stream import SealedStream
-from atoll.peer.streams.stream_handshake import (
+from atoll.peer.streams.opener import (
     AcceptedStream,
     accept_stream,
     answer_asked,
     open_stream,
 )
+from atoll.peer.streams.stream import SealedStream
 
 ALICE = b"a" * 32
 
@@ -213,7 +213,7 @@ def test_no_cipher_is_refused_to_a_connection_from_elsewhere(
 def test_nobody_keeps_the_acceptor_waiting(
     wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, sent: int
 ) -> None:
-    monkeypatch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(opener, "OPENING_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         grants = Grants()
@@ -228,7 +228,7 @@ def test_nobody_keeps_the_acceptor_waiting(
 def test_nobody_keeps_the_dialler_waiting(
     wires: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_handshake, "OPENING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(opener, "OPENING_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         with pytest.raises(TimeoutError):

@@ -21,7 +21,7 @@ from atoll.peer.streams.sealed import (
     RECORD_BYTES_MAX,
     RECORD_OVERHEAD_BYTES,
 )
-from atoll.peer.streams.sealed_stream import AHEAD_BYTES, BUFFER_BYTES_MAX, SealedStream
+from atoll.peer.streams.stream import AHEAD_BYTES, BUFFER_BYTES_MAX, SealedStream
 
 PATTERN = bytes(range(251)) * 20_000  # 5 MB whose period shares no factor with a record
 

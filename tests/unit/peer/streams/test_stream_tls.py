@@ -8,7 +8,7 @@ import pytest
 from harness.wires import receive, sockets, tls_ends
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.streams import tls_stream
+from atoll.peer.streams import stream
 
 
 def test_damaged_bytes_end_the_stream(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_damaged_bytes_end_the_stream(tmp_path: Path) -> None:
 
 def test_a_stream_wears_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ssl` cannot renew its keys."""
-    monkeypatch.setattr(tls_stream, "KEY_BYTES_MAX", 100)
+    monkeypatch.setattr(stream, "KEY_BYTES_MAX", 100)
     with sockets() as wires:
         sender, receiver = tls_ends(wires, tmp_path)
         for count, worn in ((100, False), (1, True)):
