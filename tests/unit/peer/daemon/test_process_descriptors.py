@@ -80,14 +80,14 @@ def test_a_limit_that_cannot_be_raised_is_said(monkeypatch: pytest.MonkeyPatch) 
     assert process.raise_limit().startswith("up to 256 descriptors; more are not allowed: ")
 
 
-def test_the_local_door_survives_a_process_without_descriptors(
+def test_the_ipc_server_survives_a_process_without_descriptors(
     tmp_path: Path, limits: tuple[int, int]
 ) -> None:
     _, hard = limits
 
     async def scenario(home: Home) -> None:
         loop = asyncio.get_running_loop()
-        door = IpcServer(home.socket_path)
+        server = IpcServer(home.socket_path)
         turned_away = asyncio.Event()
         accept = loop.sock_accept
 
@@ -101,7 +101,7 @@ def test_the_local_door_survives_a_process_without_descriptors(
         loop.sock_accept = observed  # type: ignore[method-assign]  # to see that it has failed
         with socket.socket(socket.AF_UNIX) as client:
             client.setblocking(False)
-            door.start({}, lambda client: None)
+            server.start({}, lambda client: None)
             try:
                 free = os.dup(client.fileno())
                 os.close(free)
@@ -114,21 +114,21 @@ def test_the_local_door_survives_a_process_without_descriptors(
                     assert await loop.sock_recv(client, 1) == b"!"
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-                door.close()
+                server.close()
 
     with Home.open(tmp_path / "home") as home:
         asyncio.run(scenario(home))
 
 
-def test_the_local_door_turns_lifelines_away_when_descriptors_are_scarce(
+def test_the_ipc_server_turns_lifelines_away_when_descriptors_are_scarce(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atoll.peer.daemon.ipc_server.is_scarce", lambda accepted: True)
 
     async def scenario(home: Home) -> None:
         loop = asyncio.get_running_loop()
-        door = IpcServer(home.socket_path)
-        door.start({}, lambda client: None)
+        server = IpcServer(home.socket_path)
+        server.start({}, lambda client: None)
         try:
             with socket.socket(socket.AF_UNIX) as client:
                 client.setblocking(False)
@@ -136,7 +136,7 @@ def test_the_local_door_turns_lifelines_away_when_descriptors_are_scarce(
                     await loop.sock_connect(client, os.fspath(home.socket_path(LIFELINE)))
                     assert await loop.sock_recv(client, 1) == b""
         finally:
-            door.close()
+            server.close()
 
     with Home.open(tmp_path / "home") as home:
         asyncio.run(scenario(home))

@@ -28,7 +28,7 @@ def run() -> Iterator[TinyRun]:
     run.close()
 
 
-def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
+def service_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
     follower = SimpleNamespace(unsynced=False, round=run.state.round)
     node: Any = SimpleNamespace(view=run.view, follower=follower)
     executor: Any = SimpleNamespace(state=run.state)
@@ -36,7 +36,7 @@ def desk_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
 
 
 def test_a_loss_is_shown_once(run: TinyRun) -> None:
-    trainers = desk_of(run, [])
+    trainers = service_of(run, [])
     trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
     trainers.note_figures(trainers.trainer, {"loss": 2.5, "accuracy": 0.5})
     trainers.note_figures(trainers.trainer, {"accuracy": 0.6})
@@ -46,7 +46,7 @@ def test_a_loss_is_shown_once(run: TinyRun) -> None:
 
 def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:
     """Another state may well have come to the same generation."""
-    valid = desk_of(run, []).handlers()["valid"]
+    valid = service_of(run, []).handlers()["valid"]
     _, buffer, generation = run.state.position
     now = {"serial": run.state.serial, "buffer": buffer, "generation": generation}
     assert asyncio.run(valid(CLIENT, now))
@@ -56,7 +56,7 @@ def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> 
 
 def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:
     fed: list[ev.Event] = []
-    trainers = desk_of(run, fed)
+    trainers = service_of(run, fed)
     other = Manifest.of([Parameter("other", (7,), "float32")])
     region = Region("submission", other.elements)
     trainer = trainers.trainer = AttachedTrainer(CLIENT, run.spec, other, 1, region=region)

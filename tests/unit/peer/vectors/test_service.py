@@ -26,7 +26,7 @@ ELEMENTS = 5000
 
 
 class Site:
-    """A desk whose messages go nowhere."""
+    """A vector service whose messages go nowhere."""
 
     def __init__(self) -> None:
         self.sent: list[object] = []
