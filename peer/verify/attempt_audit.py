@@ -57,8 +57,8 @@ from atoll.peer.verify.statement import (
     Withholding,
     body_of,
     draw_of,
-    said,
     shard_gram,
+    sign_statement,
 )
 from atoll.peer.verify.terms import AuditTerms
 
@@ -532,7 +532,7 @@ class AttemptAudit:
 
     def _signed(self, phase: StatementPhase, body: object) -> SignedStatement:
         heard = self.inbox.heard(phase) if phase in IN_ORDER else b""
-        return said(self._id, phase, heard, body, self.me, self._signer)
+        return sign_statement(self._id, phase, heard, body, self.me, self._signer)
 
     def _say(self, phase: StatementPhase, body: object, now_s: float) -> None:
         word = self._signed(phase, body)

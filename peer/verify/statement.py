@@ -280,7 +280,7 @@ def body_of(statement: Statement) -> object:
     return decode(statement.body, allowed=(_BODIES[StatementPhase(statement.phase)],))
 
 
-def said(
+def sign_statement(
     terms: bytes, phase: StatementPhase, heard: bytes, body: object, me: bytes, signer: Signer
 ) -> SignedStatement:
     """Sign what we say."""

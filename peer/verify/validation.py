@@ -46,7 +46,7 @@ from atoll.peer.verify.statement import (
     SignedStatement,
     StatementPhase,
     body_of,
-    said,
+    sign_statement,
 )
 from atoll.peer.verify.terms import AuditTerms
 
@@ -230,7 +230,9 @@ class Validations:
 
     def _say(self, case: _TargetCase, judgement: Judgement, why: str) -> None:
         terms, body = case.task.terms, Replayed(case.task.target, int(judgement), why[:WHY_MAX])
-        word = said(terms.digest, StatementPhase.REPLAYED, b"", body, self._me, self._signer)
+        word = sign_statement(
+            terms.digest, StatementPhase.REPLAYED, b"", body, self._me, self._signer
+        )
         case.words[self._me] = word
         self._effects.append(TellParticipants(word, _others(terms, self._me)))
         self._consider(case)

@@ -45,7 +45,7 @@ from atoll.peer.streams.keys import CIPHER_AES, CIPHERS, Handshake, StreamGrante
 from atoll.peer.streams.sealed import RECORD_OVERHEAD_BYTES, RecordKind, Sealer, direction_secrets
 from atoll.peer.streams.transfers import TransferKind
 from atoll.peer.verify.evidence import Evidence
-from atoll.peer.verify.statement import StatementPhase, draw_of, heard_of, said, seed_of
+from atoll.peer.verify.statement import StatementPhase, draw_of, heard_of, seed_of, sign_statement
 from atoll.peer.verify.terms import AuditTerms
 from harness.samples import PEERS, VARIANTS, names, sample
 
@@ -297,7 +297,7 @@ def _statements() -> Iterator[str]:
     for phase in StatementPhase:
         for variant in VARIANTS:
             recording, body = Recording(), sample(BODIES[phase], variant)
-            word = said(terms.digest, phase, D32[0], body, PEERS[0], recording)
+            word = sign_statement(terms.digest, phase, D32[0], body, PEERS[0], recording)
             yield line(f"audit-statement-{int(phase)}", variant, encode(word.statement))
             yield line(f"audit-statement-{int(phase)}-digest", variant, recording.texts[0])
             heard[PEERS[VARIANTS.index(variant)]] = word

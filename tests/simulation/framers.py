@@ -10,7 +10,7 @@ from atoll.peer.verify.statement import (
     SignedStatement,
     Statement,
     StatementPhase,
-    said,
+    sign_statement,
 )
 from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Lies
@@ -60,7 +60,7 @@ class Framer(Lies):
             for each in accused:
                 body, signer = Elimination(each, "framed"), self.world.peers[self.me].signer
                 terms = message.statement.terms
-                word = said(terms, StatementPhase.ELIMINATE, b"", body, self.me, signer)
+                word = sign_statement(terms, StatementPhase.ELIMINATE, b"", body, self.me, signer)
                 yield self.delay_s, word
 
 
@@ -77,5 +77,7 @@ class OneFramer(Lies):
             body = Elimination(next(p for p in self.terms.jury if peers[p].liar.honest), "framed")
             yield (
                 0.0,
-                said(terms, StatementPhase.ELIMINATE, b"", body, self.me, peers[self.me].signer),
+                sign_statement(
+                    terms, StatementPhase.ELIMINATE, b"", body, self.me, peers[self.me].signer
+                ),
             )

@@ -11,7 +11,7 @@ from atoll.peer.verify.statement import (
     DisclosedPiece,
     SignedStatement,
     StatementPhase,
-    said,
+    sign_statement,
 )
 from atoll.peer.verify.terms import AuditTerms
 
@@ -72,7 +72,9 @@ class Liar:
     def _other(self, each: SignedStatement, body: object) -> SignedStatement:
         """The same statement with another body, signed as well."""
         signer = self.world.peers[self.me].signer
-        return said(each.statement.terms, each.phase, each.statement.heard, body, self.me, signer)
+        return sign_statement(
+            each.statement.terms, each.phase, each.statement.heard, body, self.me, signer
+        )
 
 
 class Lies(Liar):

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 from atoll.peer.verify.attempt_audit import Convicted, TellParticipants
 from atoll.peer.verify.evidence import Evidence, verify_evidence
-from atoll.peer.verify.statement import Judgement, Replayed, SignedStatement, StatementPhase, said
+from atoll.peer.verify.statement import (
+    Judgement,
+    Replayed,
+    SignedStatement,
+    StatementPhase,
+    sign_statement,
+)
 from atoll.peer.verify.terms import AuditTerms
 from atoll.peer.verify.validation import Validations, ValidationTask, draw
 from simulation.audit_options import Key
@@ -118,7 +124,9 @@ class World:
     def _lie(self, terms: AuditTerms, liar: bytes, target: bytes) -> None:
         slander = self.liars[liar] == SLANDERS and target not in self.liars
         body = Replayed(target, int(Judgement.WRONG if slander else Judgement.RIGHT), "I say so")
-        word = said(terms.digest, StatementPhase.REPLAYED, b"", body, liar, self.keys[liar])
+        word = sign_statement(
+            terms.digest, StatementPhase.REPLAYED, b"", body, liar, self.keys[liar]
+        )
         heard = [p for p in terms.participants if p != liar]
         if self.rng.random() < 0.5:
             heard = self.rng.sample(heard, self.rng.randint(1, len(heard)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from harness.convicts import left_behind
+from harness.rooms import MODULES as HOUSE
 
 from atoll.collectives.errors import AddressFullError, BannedError, RemoteProtocolError
 from atoll.peer.daemon.optional import MODULES, AdmissionChain, LazyVerifier
@@ -99,6 +101,27 @@ def test_all_messages_of_the_optional_packages_are_known_by_name(module: str) ->
     assert found == set(MODULES[module])
     others = {kind.__module__ for kind in registered().values()} - MODULES.keys()
     assert not any(name.startswith(OPTIONAL) for name in others)
+
+
+def at_the_start(path: Path) -> set[str]:
+    """The modules that a module imports when it is imported, by name."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_nobody_outside_imports_the_optional_packages_at_the_start() -> None:
+    wrong = {
+        name: needs
+        for name, path in HOUSE.items()
+        if not name.startswith(OPTIONAL)
+        and (needs := {each for each in at_the_start(path) if each.startswith(OPTIONAL)})
+    }
+    assert not wrong
 
 
 # ---------------------------------------------------------------- bans and passes

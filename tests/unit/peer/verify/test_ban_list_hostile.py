@@ -21,7 +21,7 @@ from atoll.peer.membership.view import Member, View
 from atoll.peer.verify import ban_list
 from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
 from atoll.peer.verify.evidence import Evidence, verify_evidence
-from atoll.peer.verify.statement import Elimination, StatementPhase, said
+from atoll.peer.verify.statement import Elimination, StatementPhase, sign_statement
 
 PEERS = tuple(bytes([i]) * 32 for i in range(1, 6))
 
@@ -255,7 +255,7 @@ def test_outside_nobodys_word_counts(tmp_path: Path) -> None:
 
 def contradiction(evidence: Evidence, accuser: Key, accused: bytes) -> Evidence:
     body, terms = Elimination(accused, "framed"), evidence.terms
-    word = said(terms.digest, StatementPhase.ELIMINATE, b"", body, accuser.me, accuser)
+    word = sign_statement(terms.digest, StatementPhase.ELIMINATE, b"", body, accuser.me, accuser)
     return Evidence("pair", accused, terms, (word,))
 
 

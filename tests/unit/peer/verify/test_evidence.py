@@ -20,7 +20,13 @@ from atoll.peer.verify.evidence import (
     parse_evidence,
     verify_evidence,
 )
-from atoll.peer.verify.statement import IN_ORDER, Elimination, StatementPhase, Withholding, said
+from atoll.peer.verify.statement import (
+    IN_ORDER,
+    Elimination,
+    StatementPhase,
+    Withholding,
+    sign_statement,
+)
 
 ALL = [*LIES, "silent"]
 WEAK = ("withholding", "wrong part", "other steps", "false replay")
@@ -137,7 +143,10 @@ def withheld(phase: StatementPhase, silent: int, voices: tuple[int, ...], counte
     terms = replace(terms, counted=flags, shares=tuple(map(int, flags)))
     body = Withholding(int(phase), terms.participants[silent])
     names = [terms.participants[voice] for voice in voices]
-    words = [said(terms.digest, StatementPhase.WITHHELD, b"", body, n, signers[n]) for n in names]
+    words = [
+        sign_statement(terms.digest, StatementPhase.WITHHELD, b"", body, n, signers[n])
+        for n in names
+    ]
     return Evidence("withheld", terms.participants[silent], terms, tuple(words))
 
 
@@ -163,7 +172,9 @@ def pair(counted: str, why: str = "it has sent something else") -> Evidence:
     signers = {key.me: key for key in keys(ALONE)}
     accused, accuser, *_ = terms.participants
     body = Elimination(accused, why)
-    word = said(terms.digest, StatementPhase.ELIMINATE, b"", body, accuser, signers[accuser])
+    word = sign_statement(
+        terms.digest, StatementPhase.ELIMINATE, b"", body, accuser, signers[accuser]
+    )
     return Evidence("pair", accused, terms, (word,))
 
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 from simulation.audit_options import Key
 from simulation.validations import CHEATS, Options, World
 
-from atoll.peer.verify.statement import Judgement, Replayed, SignedStatement, StatementPhase, said
+from atoll.peer.verify.statement import (
+    Judgement,
+    Replayed,
+    SignedStatement,
+    StatementPhase,
+    sign_statement,
+)
 from atoll.peer.verify.terms import AuditTerms
 from atoll.peer.verify.validation import WORDS_MAX, draw
 
@@ -16,7 +22,7 @@ SEED = bytes(range(32))
 
 def word(key: Key, terms: bytes, target: bytes) -> SignedStatement:
     body = Replayed(target, int(Judgement.WRONG), "")
-    return said(terms, StatementPhase.REPLAYED, b"", body, key.me, key)
+    return sign_statement(terms, StatementPhase.REPLAYED, b"", body, key.me, key)
 
 
 def begun() -> tuple[World, AuditTerms, bytes, bytes, bytes]:
