@@ -110,7 +110,6 @@ class RankSession:
                 fix="call atoll.connect() on rank 0 alone, and give None on the others",
             )
         self._session, self._group = session, group
-        self._leader = session.channel if session is not None else None
         self.round = self.epoch = self.operations = 0
         self._peers: tuple[str, ...] = ()  # of the last round; rank 0 alone knows them
         self._fragments: list[slice] = []
@@ -210,19 +209,24 @@ class RankSession:
 
     def check(self) -> None:
         """Raise on rank 0 if its daemon is gone; the other ranks notice at the next exchange."""
-        if self._leader is not None:
-            self._leader.check()
+        if (leader := self._leader) is not None:
+            leader.check()
 
     def observe(self, **figures: Any) -> None:
         """Remember figures of a local step, on rank 0 alone."""
-        if self._leader is not None:
-            self._leader.observe(**figures)
+        if (leader := self._leader) is not None:
+            leader.observe(**figures)
 
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
 
     # ------------------------------------------------------------ inside
+
+    @property
+    def _leader(self) -> RoundChannel | None:
+        """Return the channel to the daemon, on rank 0 alone."""
+        return self._session.channel if self._session is not None else None
 
     def _lead(
         self, ask: Callable[[RoundChannel], list[float] | None], answers: int = 0
@@ -234,10 +238,10 @@ class RankSession:
         """
         said = torch.zeros(4 + answers, dtype=torch.float64)
         failed: AtollError | None = None
-        if self._leader is not None:
+        if (leader := self._leader) is not None:
             try:
-                found = ask(self._leader) or []
-                where = [self._leader.round, self._leader.epoch, self._leader.operations]
+                found = ask(leader) or []
+                where = [leader.round, leader.epoch, leader.operations]
                 said[:] = torch.tensor([1.0, *where, *found], dtype=torch.float64)
             except AtollError as error:
                 failed = error

@@ -234,7 +234,6 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         fits = 0 < self.fragments <= fragments_max
         _require(self, fits, "fragments", f"1 to {fragments_max}")
         self._check_outer()
-        self._check_round()
         _require(
             self,
             self.submits == "deltas" or not self.is_asynchronous,
@@ -247,6 +246,7 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
             "aggregate",
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
+        self._check_round()
         self._check_trust()
         trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
         fits = 1 <= self.min_trainers <= trainers_max

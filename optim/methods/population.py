@@ -95,6 +95,7 @@ class Population(Method):
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed is {seed}", fix="a seed has 64 bits")
         vector = ModelVector(model)
+        check_alone("Population", peer, vector.ranks)
         super().__init__(vector, peer, inners_of(inner, vector.parameters))
         self.values: MutableMapping[str, float] = values if values is not None else {}
         self._bounds, self._score, self._seed = dict(bounds), score, seed
@@ -106,7 +107,6 @@ class Population(Method):
             codec="float32",
             **specified(options),
         )
-        check_alone("Population", peer, self._vector.ranks)
         self._snapshot = Snapshot(self._vector, self._inners)
         self._snapshot.describe(0)  # ConfigError for a state that cannot be handed over
         kinds = [type(optimizer).__name__ for optimizer in self._inners]
