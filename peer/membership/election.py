@@ -35,6 +35,7 @@ from atoll.peer.membership.bans import forgets
 from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.consensus import Acceptor, BaseWait, Electorate, Proposer
 from atoll.peer.membership.events import Note
+from atoll.peer.membership.failure_detector import FailureDetector
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import Accept, Accepted, Prepare, Promise, Proof, Report
 from atoll.peer.membership.phase import Trigger
@@ -67,7 +68,7 @@ class Election(Electorate):
         self.view = view
         self.acceptor = Acceptor(view, here.emit, self._signed)
         self.candidate: Proposer | None = None
-        self.heard_coordinator_s = here.now_s
+        self._detector = FailureDetector(here.timing.failure_s, (view.coordinator,), here.now_s)
         self.lost_since_s: float | None = here.now_s if bootstrap is not None else None
         self._without_since_s: float | None = None  # no coordinator, whoever campaigns or yields
         self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
@@ -96,7 +97,7 @@ class Election(Electorate):
         self._start_over()
 
     def _start_over(self) -> None:
-        self.heard_coordinator_s = self._here.now_s
+        self._detector.heard(self.view.coordinator, self._here.now_s)
         self.lost_since_s = None
 
     def _lost(self, since_s: float) -> None:
@@ -163,15 +164,14 @@ class Election(Electorate):
             or self.candidate is not None
             or self._bootstrap is not None
         )
-        heard_s = here.now_s - self.heard_coordinator_s
-        return not gone and heard_s < here.timing.failure_s / 2
+        return not gone and self._detector.trusts(self.view.coordinator, here.now_s)
 
     def _yield(self, candidate: bytes) -> Trigger:
         """Stop competing and give somebody's higher ballot time: it is under way."""
         self.candidate = None
         self._yielded_to = candidate
         self._patient_until_s = self._here.now_s + self._here.timing.ballot_retry_s
-        self._lost(self.heard_coordinator_s)
+        self._lost(self._detector.last_heard_s(self.view.coordinator))
         self._start_over()
         return Trigger.OUTBID
 
@@ -244,15 +244,15 @@ class Election(Electorate):
 
     def _watch_coordinator(self) -> Trigger | None:
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator
-        silent_s = here.now_s - self.heard_coordinator_s
+        silent_s = self._detector.silent_s(coordinator, here.now_s)
         refused = coordinator in here.refused or self._bootstrap is not None
         if here.now_s < self._patient_until_s and self._yielded_to not in here.refused:
             return None
         if self.lost_since_s is None:
-            if not refused and silent_s <= here.timing.failure_s:
+            if not refused and not self._detector.suspects(coordinator, here.now_s):
                 return None
             self.lost_since_s = here.now_s
-            self._lost(self.heard_coordinator_s)
+            self._lost(self._detector.last_heard_s(coordinator))
         order = successors(self.view)
         rank = order.index(me) if me in order else len(order)
         if self._own.unsynced:
@@ -270,7 +270,7 @@ class Election(Electorate):
 
         The coordinator was not silent meanwhile.
         """
-        self.heard_coordinator_s += pause_s
+        self._detector.discount_pause(pause_s)
         if self._without_since_s is not None:
             self._without_since_s += pause_s
         if self._asked_since_s is not None:

@@ -1,12 +1,13 @@
 """Keep what the coordinator knows of each member: its last heartbeat, and whether it lives.
 
-A member is dead when it has been silent for the failure time, or at once when its address, which
-accepted us before, refuses the connection. It is *removable* later: membership changes lazily,
-because a peer that is back in a second should find its place.
+A member is dead when it has been silent for too long (failure_detector.py), or at once when its
+address, which accepted us before, refuses the connection. It is *removable* later: membership
+changes lazily, because a peer that is back in a second should find its place.
 """
 
 from __future__ import annotations
 
+from atoll.peer.membership.failure_detector import FailureDetector
 from atoll.peer.membership.messages import Heartbeat
 from atoll.peer.membership.operations import object_digest
 from atoll.peer.membership.timing import Timing
@@ -19,7 +20,7 @@ class Roster:
         self.me = me
         self._timing = timing
         self.heartbeats: dict[bytes, Heartbeat] = {}
-        self._heard_s = dict.fromkeys(view.peers, now_s)  # a new view gives everyone a fresh start
+        self._detector = FailureDetector(timing.failure_s, view.peers, now_s)
         self._refused: set[bytes] = set()
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
@@ -29,7 +30,7 @@ class Roster:
         member = self.view.member(peer)
         if member is None or (beat is not None and beat.inc != member.inc):
             return False
-        self._heard_s[peer] = now_s
+        self._detector.heard(peer, now_s)
         self._refused.discard(peer)
         if beat is not None:
             self.heartbeats[peer] = beat
@@ -38,18 +39,18 @@ class Roster:
         return True
 
     def refused(self, peer: bytes) -> None:
-        if peer in self._heard_s:
+        if self.view.member(peer) is not None:
             self._refused.add(peer)
 
     # ------------------------------------------------------------ life and death
 
     def silent_since(self, peer: bytes, since_s: float) -> None:
         """Count a member as silent from before this view on."""
-        if peer in self._heard_s:
-            self._heard_s[peer] = min(self._heard_s[peer], since_s)
+        if self.view.member(peer) is not None:
+            self._detector.silent_since(peer, since_s)
 
     def silent_s(self, peer: bytes, now_s: float) -> float:
-        return now_s - self._heard_s[peer]
+        return self._detector.silent_s(peer, now_s)
 
     def alive(self, now_s: float) -> set[bytes]:
         return {p for p in self.view.peers if p == self.me or not self._is_dead(p, now_s)}
@@ -58,7 +59,7 @@ class Roster:
         return set(self.view.peers) - self.alive(now_s)
 
     def _is_dead(self, peer: bytes, now_s: float) -> bool:
-        return peer in self._refused or self.silent_s(peer, now_s) > self._timing.failure_s
+        return peer in self._refused or self._detector.suspects(peer, now_s)
 
     def removable(self, now_s: float) -> set[bytes]:
         """Return the members that have been dead for long.
@@ -117,8 +118,7 @@ class Roster:
 
     def discount_pause(self, pause_s: float) -> None:
         """Discount a pause in which we were stopped ourselves: nobody was silent meanwhile."""
-        for peer in self._heard_s:
-            self._heard_s[peer] += pause_s
+        self._detector.discount_pause(pause_s)
 
     def unheard(self, alive: set[bytes]) -> set[bytes]:
         """Return the living members that have not said anything in this view yet."""
@@ -161,7 +161,7 @@ class Roster:
 
     def give(self, peer: bytes, data: bytes) -> None:
         """Keep a member's object for the GATHER that its trainer waits for."""
-        if peer in self._heard_s:
+        if self.view.member(peer) is not None:
             self._given[peer] = (object_digest(data), data)
 
     def has_given(self, peer: bytes) -> bool:

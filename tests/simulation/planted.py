@@ -136,7 +136,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "sticky off",
         "election",
-        "return not gone and heard_s < here.timing.failure_s / 2",
+        "return not gone and self._detector.trusts(self.view.coordinator, here.now_s)",
         "return False",
         test="simulation/test_directed.py::test_one_deaf_member_does_not_end_a_view",
     ),
