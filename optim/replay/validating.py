@@ -41,7 +41,7 @@ from atoll.optim.side_channel import OF_PARTNERS
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome, Validation
 
-RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/verify/statements.py: Judgement
+RIGHT, WRONG, WITHHELD = 0, 1, 2  # peer/verify/statement.py: Judgement
 ASKED, HERE = "asked", "here"  # states of what was asked for; between the two it is on its way
 SIZE, SEGMENT = "replay.size", "replay.segment"  # names of a size in bytes, and of the bytes
 EXACT = 1 << 20  # numbers below it are the same in float32; sizes are two of them

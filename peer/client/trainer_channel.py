@@ -449,7 +449,7 @@ class TrainerChannel:
         """Tell the daemon how a segment was judged.
 
         ``judgement`` is 0: right, 1: wrong, 2: withheld; None: nothing can be said. See Judgement
-        in peer/verify/statements.py.
+        in peer/verify/statement.py.
         """
         place = {"terms": validation.terms, "target": validation.target}
         self.ask("judged", judgement=judgement, why=why, **place)

@@ -114,9 +114,9 @@ class SignedStatement:
 class Commitment:
     """Commit to parts, a secret number and local steps, before anybody sends.
 
-    ``roots``: of the encoded parts that go to each participant (collectives/audit/commitment.py);
+    ``roots``: of the encoded parts that go to each participant (collectives/merkle.py);
     none of a participant that does not count. ``draw``: the commitment to the number that is
-    revealed later. ``work``: to the local steps behind the part (optim/replay/commitment.py), where
+    revealed later. ``work``: to the local steps behind the part (optim/replay/step_disclosure.py), where
     validators may take some of them again.
     """
 

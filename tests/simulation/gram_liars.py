@@ -1,4 +1,4 @@
-"""Owners that lie about inner products, which only they can know: see collectives/audit/grams.py.
+"""Owners that lie about inner products, which only they can know: see collectives/audit/checks.py.
 
 What is told stays what some vectors have: anything else is refused when it is heard.
 """
