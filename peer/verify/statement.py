@@ -114,10 +114,10 @@ class SignedStatement:
 class Commitment:
     """Commit to parts, a secret number and local steps, before anybody sends.
 
-    ``roots``: of the encoded parts that go to each participant (collectives/merkle.py);
-    none of a participant that does not count. ``draw``: the commitment to the number that is
-    revealed later. ``work``: to the local steps behind the part (optim/replay/step_disclosure.py), where
-    validators may take some of them again.
+    ``roots``: of the encoded parts that go to each participant (collectives/merkle.py); none of a
+    participant that does not count. ``draw``: the commitment to the number that is revealed later.
+    ``work``: to the local steps behind the part (optim/replay/step_disclosure.py), where validators
+    may take some of them again.
     """
 
     roots: Annotated[tuple[Annotated[bytes, Within(0, 32)], ...], Within(0, AUDITED_PEERS_MAX)]
