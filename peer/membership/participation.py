@@ -429,7 +429,7 @@ class FlakyPeers:
 
     def blame(self, round_number: int, peers: Collection[bytes], now_s: float) -> None:
         """Note that an attempt at this round goes on without these peers, which live."""
-        for peer in peers:
+        for peer in sorted(peers):  # in an order of its own, not that of a set
             record = self._records.setdefault(peer, _Record(0))
             if record.round == round_number:
                 continue
