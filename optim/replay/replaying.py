@@ -14,7 +14,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.inner import Inner, inners_of
 from atoll.optim.model_io import persistent, trainable
-from atoll.optim.replay.checkpoint import VALUES_AT, Array, Plain, Tensors, WorkCheckpoint, plain
+from atoll.optim.replay.checkpoint import (
+    DTYPE_BYTES,
+    VALUES_AT,
+    Array,
+    Plain,
+    Tensors,
+    WorkCheckpoint,
+    plain,
+)
 from atoll.optim.replay.difference import (
     ReplayVerdict,
     Tolerance,
@@ -24,7 +32,6 @@ from atoll.optim.replay.difference import (
 )
 from atoll.optim.replay.step_disclosure import Opened, Steps
 from atoll.optim.schedules import Schedules
-from atoll.peer.checkpoint.format import DTYPE_BYTES
 
 I64 = NDArray[np.int64]
 BATCHES_MAX = 64  # of a step, unless a task says otherwise: those of accumulation, and some skipped

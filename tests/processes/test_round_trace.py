@@ -19,6 +19,6 @@ def test_a_round_can_be_followed_through_all_processes(tmp_path: Path) -> None:
     assert "Coordinator.on_ready" not in functions["member"]
     for role in ("coordinator", "member"):
         assert {"MemberState.on_begin", "MemberState.committed"} <= functions[role], role
-    assert "InnerSteps._after_step" in functions["trainer"]
+    assert "Method._after_step" in functions["trainer"]
     assert 0 < traces["trainer"].asks <= WAITS_MAX
     assert traces["member"].asks == traces["coordinator"].asks == 0

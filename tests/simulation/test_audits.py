@@ -63,7 +63,8 @@ def play(options: Options) -> World:
 def test_honest_participants_pass_at_once_and_open_nothing(rule: str, codec: str) -> None:
     world = play(replace(ALONE, rule=rule, codec=codec))
     assert world.attempts == 1
-    assert not any(peer.wanted for peer in world.peers.values())
+    audits = [peer.audit for peer in world.peers.values()]
+    assert not any(audit is None or audit.disclosure.opened or audit._in_doubt for audit in audits)
     assert not any(peer.banned for peer in world.peers.values())
 
 

@@ -14,11 +14,15 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.model_io import ModelVector
 from atoll.optim.pseudo_gradient import delta_source
 from atoll.optim.replay import checkpoint as module
-from atoll.optim.replay.checkpoint import WorkCheckpoint, checkpoint_bytes_max, leaf_of
+from atoll.optim.replay.checkpoint import (
+    WorkCheckpoint,
+    checkpoint_bytes_max,
+    encode,
+    leaf_of,
+    plain,
+)
 from atoll.optim.replay.replaying import TrainingState
 from atoll.optim.run_spec import RunSpec
-from atoll.peer.membership.view import plain
-from atoll.peer.net.wire import encode
 
 
 def made(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, TrainingState]:

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.replay import checkpoint as module
-from atoll.optim.replay.checkpoint import Array, digest
-from atoll.peer.checkpoint.format import DTYPE_BYTES
-from atoll.peer.net.wire import decode, encode
+from atoll.optim.replay.checkpoint import DTYPE_BYTES, Array, decode, digest, encode
 
 
 def array(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Array:

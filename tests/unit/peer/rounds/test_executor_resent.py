@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ import pytest
 from harness.plainstate import head_of
 from harness.runner_sites import PATIENCE_S, Site, begin_of, eventually, prepare, scenario
 
+from atoll.collectives.engine.parts import Contribution
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.kept_chunks import Kept, pack_kept
 from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
@@ -55,11 +55,11 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
     left = victim.state.grid.count // 2
     contribution = AttemptRun._contribution
 
-    def limited(run: AttemptRun) -> tuple[None, Callable[[int, np.ndarray], None]]:
-        own, source = contribution(run)
+    def limited(run: AttemptRun) -> Contribution | None:
+        whole = contribution(run)
         if run._peer is not victim.executor:
-            return own, source  # type: ignore[return-value]
-        assert source is not None
+            return whole
+        assert whole is not None
 
         def fill(chunk: int, out: np.ndarray) -> None:
             nonlocal left
@@ -69,9 +69,9 @@ def hang_at_half(victim: Site, monkeypatch: pytest.MonkeyPatch) -> Hang:
             if waits:
                 hang.begun.set()
                 hang.released.wait(PATIENCE_S)
-            source(chunk, out)
+            whole.source(chunk, out)
 
-        return None, fill
+        return Contribution(fill)
 
     monkeypatch.setattr(AttemptRun, "_contribution", limited)
     return hang
