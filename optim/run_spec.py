@@ -208,7 +208,7 @@ class RoundSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrustSpec:
-    """Describe whom a run believes, and what it verifies (peer/audit/)."""
+    """Describe whom a run believes, and what it verifies (peer/verify/)."""
 
     audit: bool = False  # whether what owners of shards make of the parts is verified, and by all
     probation: int = 0  # rounds in which who joins takes part before it counts; 0: it does at once

@@ -1,11 +1,13 @@
-"""Suspect peers that have fallen silent: the one place where silence becomes a failure.
+"""Suspect members that have fallen silent: where a view's silence becomes a failure.
 
 Theory. A process that has ended and one that is slow look alike from afar, so a failure detector
 can only suspect (Chandra and Toueg, 1996); the protocol is safe whatever it says, and goes on as
 soon as it is right about a quorum. This one suspects whoever has been silent for the failure limit
 (``Timing.failure_s``: four heartbeats and two round trips). The coordinator has one for its members
-(roster.py) and every member one for its coordinator (election.py). Another rule, an adaptive limit
-for example, is another class with these methods.
+(roster.py: it hears heartbeats) and every member one for its coordinator (election.py: it hears
+whatever the coordinator says in the view). Another rule, an adaptive limit for example, is another
+class with these methods. Who is in no view is given up by joining.py and admission.py, after the
+same limit.
 
 What is certain is not decided here: an address that refuses connections, and a newer incarnation
 that has called (``Situation.refused``, ``Roster.refused``).
