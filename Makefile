@@ -33,7 +33,7 @@ help:
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
 	@echo "make traces  what the protocol does in 2,000 seeds is what it was, effect by effect; SEEDS=0..200"
 	@echo "             a part, SEED=N the trace of one, ARGS=--rewrite keeps what is found"
-	@echo "make nightly every trace and every golden file: what must not change when code is reshaped"
+	@echo "make nightly every trace, every golden file and whole grids: what make test takes the first of"
 	@echo "make mutants protocol faults planted on purpose: every one must be found"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
@@ -161,9 +161,11 @@ else
 	    $(if $(findstring command,$(origin SEEDS)),--seeds $(SEEDS)) $(ARGS)
 endif
 
-# The safety net of reshapings, whole: every golden file and every trace. Nine minutes of one core.
+# What is too long for every change: every trace, every golden file, and the rest of the grids of which
+# `make test` takes the first points (tests/harness/grids.py). Half an hour of two cores.
 nightly: $(STAMP)
 	$(MAKE) traces
+	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
 	    tests/unit/optim/test_golden_digests.py tests/processes/test_status.py

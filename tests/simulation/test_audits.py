@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from harness.grids import rest_is_slow
 
 from simulation.audit_options import Options, expand, keys
 from simulation.audits import World, run
@@ -30,7 +31,7 @@ FRAMING = "framing"
 NEEDS_GRAM = {each.kind for each in (EvenGram, OneGram, StretchedGram, FarGram, TwoGrams)}
 
 
-@pytest.mark.parametrize("first", range(0, 100, 20))
+@pytest.mark.parametrize("first", rest_is_slow(range(0, 100, 20), 1))
 def test_no_liar_passes_and_nobody_honest_is_banned(first: int) -> None:
     for seed in range(first, first + 20):
         run(seed)
@@ -87,7 +88,9 @@ def test_noise_harms_nobody(kind: str) -> None:
     assert not any(peer.banned for peer in world.peers.values())
 
 
-@pytest.mark.parametrize("rule", ["multi_krum(f=1)", "gm(f=1)", "nnm+trimmed(f=1)"])
+@pytest.mark.parametrize(
+    "rule", rest_is_slow(["multi_krum(f=1)", "gm(f=1)", "nnm+trimmed(f=1)"], 1)
+)
 @pytest.mark.parametrize("kind", sorted(NEEDS_GRAM))
 def test_who_lies_about_inner_products_is_banned_in_that_attempt(kind: str, rule: str) -> None:
     for seed in range(5):

@@ -75,11 +75,13 @@ def test_one_round_of_two_of_three_with_a_crash_anywhere_is_complete() -> None:
     assert complete(Setting(1, 1, 10_000, trainers="ab")).ends > 100
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_rounds_and_two_crashes_anywhere_are_complete() -> None:
     assert complete(Setting(2, 2, 100_000)).ends > 2_000
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_coordinator_that_is_heard_late_is_complete() -> None:
     assert complete(Setting(1, 0, 100_000, silent="a")).ends > 2_000

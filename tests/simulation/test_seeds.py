@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.grids import rest_is_slow
 
 from simulation.options import draw
 from simulation.run import run_seed
@@ -37,7 +38,7 @@ def run_seeds(first: int, end: int) -> float:
     return recovered / (end - first)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS_QUICK, 50))
+@pytest.mark.parametrize("first", rest_is_slow(range(0, SEEDS_QUICK, 50), 1))
 def test_faults_break_no_invariant_and_end_in_commits(first: int) -> None:
     assert RECOVERED_MIN < run_seeds(first, first + 50) <= 1.0
 

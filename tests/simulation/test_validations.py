@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
+from harness.grids import rest_is_slow
 
 from atoll.optim.replay.difference import detection
 from atoll.peer.verify.validation import WITHHELD_MAX, draw
@@ -30,7 +31,7 @@ def any_options(seed: int) -> Options:
     )
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", rest_is_slow(range(0, 200, 50), 1))
 def test_nobody_honest_is_ever_banned(first: int) -> None:
     kinds = set()
     for seed in range(first, first + 50):
@@ -41,7 +42,7 @@ def test_nobody_honest_is_ever_banned(first: int) -> None:
     assert kinds == {"work", "slander"}
 
 
-@pytest.mark.parametrize(("cheated", "validators"), [(10, 1), (10, 2), (5, 2)])
+@pytest.mark.parametrize(("cheated", "validators"), rest_is_slow([(10, 1), (10, 2), (5, 2)], 1))
 def test_cheats_last_as_long_as_the_formula_says(cheated: int, validators: int) -> None:
     expected = detection(10, cheated, 1, validators, 8, 3).expected_rounds
     lasted = []

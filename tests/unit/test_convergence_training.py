@@ -16,6 +16,7 @@ from benchmarks.convergence.row import SCRATCH, WARM, Line, Row
 from benchmarks.convergence.sizes import SIZES, adamw, rate_at, set_rate
 from benchmarks.convergence.training import ring_bytes, run_row, train_plainly
 from benchmarks.convergence.warm import warm_start
+from harness.grids import rest_is_slow
 
 from atoll.optim import DiLoCo, GradientAverage, Swarm, TextBatches, heldout_loss
 from atoll.optim.swarm import SwarmSession
@@ -101,7 +102,9 @@ def test_the_floor_sees_what_worker_0_sees_and_sends_nothing(tmp_path: Path) -> 
 # ---------------------------------------------------------------- methods
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in (FLOOR, CEILING)])
+@pytest.mark.parametrize(
+    "method", rest_is_slow([name for name in METHODS if name not in (FLOOR, CEILING)], 6)
+)
 @pytest.mark.parametrize("start", [SCRATCH, WARM])
 def test_every_method_learns_and_does_so_again(tmp_path: Path, method: str, start: str) -> None:
     h = 1 if METHODS[method].every_step else H

@@ -16,6 +16,7 @@ from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.report import BEGIN, END
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.table import choices
+from harness.grids import rest_is_slow
 from harness.method_costs import COSTS, Memory, Row, measure, measure_memory
 from torch import nn
 
@@ -73,7 +74,7 @@ def test_what_a_row_says_is_what_the_codecs_and_the_run_say(name: str) -> None:
         assert daemon == f"{found.daemon_bytes:.0f}"
 
 
-@pytest.mark.parametrize("name", COSTS)
+@pytest.mark.parametrize("name", rest_is_slow(COSTS, 4))
 def test_a_trainers_memory_is_what_is_written_and_what_is_allocated(name: str) -> None:
     found = measure_memory(COSTS[name])
     assert WRITTEN[name][4] == found.written

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.grids import rest_is_slow
 from harness.replay_elsewhere import replayed_elsewhere
 from harness.replay_ways import CHEATS, MIXED, MIXED_WAYS, WAYS, Change, segment, segments
 from harness.replaying import OPTIMIZERS, Loop, adamw, biased_model, sgd, text_model
@@ -82,7 +83,7 @@ def test_other_machines_really_compute_otherwise(way: str) -> None:
     assert "was not sent" in verdict.why
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", rest_is_slow(OPTIMIZERS, 1))
 def test_an_old_processor_is_borne_as_well(optimizer: str, tmp_path: Path) -> None:
     """In another process: none of the instructions that made the steps are used."""
     verdict = replayed_elsewhere(segment(OPTIMIZERS[optimizer], 5), optimizer, tmp_path)
