@@ -13,6 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.house_figures import (
+    CALLBACKS_MAX,
+    callbacks,
+    circles,
+    constructors,
+    modules_of,
+)
 from harness.rooms import (
     ACTS,
     ATOLL_MAY,
@@ -121,6 +128,11 @@ def test_the_daemon_runs_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_imports_make_no_circle() -> None:
+    """Neither while running nor for type checkers."""
+    assert not circles(modules_of(ROOT))
+
+
 # ---------------------------------------------------------------- sizes and faces
 
 
@@ -132,6 +144,17 @@ def test_functions_are_short() -> None:
                 length = (node.end_lineno or node.lineno) - node.lineno + 1
                 if length > FUNCTION_LINES_MAX:
                     wrong.append(f"{name_of(path)}: {node.name} has {length} lines")
+    assert not wrong, wrong
+
+
+def test_no_constructor_takes_many_callbacks() -> None:
+    """More than two are a Protocol, which is given whole."""
+    wrong = [
+        f"{module}.{name}"
+        for module, tree in modules_of(ROOT).items()
+        for name, arguments in constructors(tree)
+        if callbacks(arguments) > CALLBACKS_MAX
+    ]
     assert not wrong, wrong
 
 

@@ -72,7 +72,7 @@ def circles(modules: Mapping[str, ast.Module]) -> list[list[str]]:
 
 
 def constructors(module: ast.Module) -> Iterator[tuple[str, list[ast.arg]]]:
-    """Each class with the arguments of its ``__init__``, or the fields if it is a dataclass."""
+    """Each class with the arguments of its ``__init__``; a dataclass, an options object, has none."""
     for node in ast.walk(module):
         if not isinstance(node, ast.ClassDef):
             continue
