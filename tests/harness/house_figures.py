@@ -72,7 +72,7 @@ def circles(modules: Mapping[str, ast.Module]) -> list[list[str]]:
 
 
 def constructors(module: ast.Module) -> Iterator[tuple[str, list[ast.arg]]]:
-    """Each class with the arguments of its ``__init__``; a dataclass, an options object, has none."""
+    """Each class with the arguments of its ``__init__``; those of dataclasses do not count."""
     for node in ast.walk(module):
         if not isinstance(node, ast.ClassDef):
             continue
