@@ -330,23 +330,23 @@ class AttemptRun:
         copying = self.copying = KeptCopy(self._kept_plan(reduction), self.result.layout, self)
         peer.router.expect_attempt(begin, reduction, copying)
         wanted = sorted(reduction.destinations)
-        lanes = {index: peer.streams.lanes(begin.participants[index]) for index in wanted}
-        reduction.start({}, lanes)
+        stripes = {index: peer.streams.stripes(begin.participants[index]) for index in wanted}
+        reduction.start({}, stripes)
         peer.note_busy()
         peer.streams.begin_round(begin.round)
-        for index, count in lanes.items():
-            for lane in range(count):
-                peer.spawn(self._attach_outlet(reduction, index, lane))
+        for index, count in stripes.items():
+            for stripe in range(count):
+                peer.spawn(self._attach_outlet(reduction, index, stripe))
         if reduction.lacking:
             copying.start()
             self._watching = asyncio.get_running_loop().create_task(_watch(copying))
 
-    async def _attach_outlet(self, reduction: Reduction, index: int, lane: int) -> None:
+    async def _attach_outlet(self, reduction: Reduction, index: int, stripe: int) -> None:
         other = self.begin.participants[index]
         try:
-            stream = await self._peer.streams.to(other, lane)
+            stream = await self._peer.streams.to(other, stripe)
         except AtollError as error:
-            if not lane:  # the others only make it faster
+            if not stripe:  # the others only make it faster
                 self.failed((other,), error.what)
             return
         outlet = FrameOutlet(stream, header_of(self.begin))

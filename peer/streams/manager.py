@@ -3,7 +3,7 @@
 A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
 it, so that a round does not wait for it, and again after it broke. A round opens as many as `widen`
 was told, for paths that one does not fill (loss, a long way), and shares its chunks among these
-*lanes*, which keep to a `pace` together; transfers use the first. Both are what the plan of the
+*stripes*, which keep to a `pace` together; transfers use the first. Both are what the plan of the
 rounds says (peer/links/planner.py). Each incoming stream has a thread that reads a header, asks
 the router where the payload belongs, and receives it straight into the preallocated memory that it
 is given; what nobody wants is drained into a scratch buffer and dropped.
@@ -54,19 +54,19 @@ PURPOSES = {
 class FrameSink(Protocol):
     """Take the payloads of incoming frames. Called in the reader threads of the source.
 
-    ``lane``: which of its streams brings a frame, 0 for the only one.
+    ``stripe``: which of its streams brings a frame, 0 for the only one.
     """
 
-    def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
+    def reserve(self, source: bytes, header: DataHeader, stripe: int = 0) -> memoryview | None:
         """Return a buffer of ``header.length`` bytes, or None to drop the frame.
 
         May wait, bounded.
         """
 
-    def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+    def received(self, source: bytes, header: DataHeader, stripe: int = 0) -> None:
         """Take a frame whose reserved buffer is full."""
 
-    def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+    def broken_off(self, source: bytes, header: DataHeader, stripe: int = 0) -> None:
         """Give up a reserved frame whose rest will not come on this stream."""
 
     def broken(self, source: bytes, why: str) -> None:
@@ -97,7 +97,7 @@ class StripeId(NamedTuple):
 class StreamPace(NamedTuple):
     """Describe what a plan says of the streams to a peer.
 
-    Bytes per second of all lanes together; 0: no pace. ``lossy``: see StreamPlan.
+    Bytes per second of all stripes together; 0: no pace. ``lossy``: see StreamPlan.
     """
 
     bytes_per_s: float = 0.0
@@ -145,11 +145,11 @@ class Streams:
         self._outgoing: dict[StripeId, DataStream] = {}
         self._incoming: dict[DataStream, bytes] = {}  # with the peer that sends on it
         self._numbers = itertools.count(1)  # of incoming streams
-        self._lanes: dict[bytes, int] = {}  # where it is not one
+        self._stripes: dict[bytes, int] = {}  # where it is not one
         self._paces: dict[bytes, StreamPace] = {}
         self._paced = True  # in the round at hand ...
         self._open_to: set[bytes] = set()  # ... and to whom not even then
-        # To whom there are more lanes than in the last round, or another pace.
+        # To whom there are more stripes than in the last round, or another pace.
         self._untried: set[bytes] = set()
         self._sent_before = 0  # bytes of streams that are gone
         self._sent_for_rounds_before = 0
@@ -198,7 +198,7 @@ class Streams:
     def outgoing(self) -> list[tuple[bytes, DataStream]]:
         """Return all streams on which this side sends, with their peers."""
         with self._count_lock:
-            return [(lane.peer, stream) for lane, stream in self._outgoing.items()]
+            return [(stripe.peer, stream) for stripe, stream in self._outgoing.items()]
 
     def incoming(self) -> list[tuple[bytes, DataStream]]:
         with self._count_lock:
@@ -220,20 +220,20 @@ class Streams:
         """Return whether losses need not slow what this side sends: see Congestion."""
         return self._host.bbr
 
-    def lanes(self, peer: bytes) -> int:
+    def stripes(self, peer: bytes) -> int:
         """Return how many streams a round uses to this peer."""
-        return self._lanes.get(peer, 1)
+        return self._stripes.get(peer, 1)
 
     def widen(self, peer: bytes, count: int) -> None:
         """Use ``count`` streams to this peer from the next round on; what is open stays so."""
         count = min(max(1, count), STREAMS_MAX)
-        if count > self.lanes(peer):
+        if count > self.stripes(peer):
             self._untried.add(peer)
-        self._lanes[peer] = count
+        self._stripes[peer] = count
         self._keep_pace(peer)
 
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
-        """Send no faster to this peer, over all lanes together, from now on; 0: no pace."""
+        """Send no faster to this peer, over all stripes together, from now on; 0: no pace."""
         if not same_pace(self._paces.get(peer, StreamPace()).bytes_per_s, bytes_per_s):
             self._untried.add(peer)
         self._paces[peer] = StreamPace(bytes_per_s, lossy)
@@ -243,8 +243,8 @@ class Streams:
         """Set or lift the paces for a round.
 
         Some rounds go without paces: they show what links have gained. So does the first one over
-        more lanes to a peer, or with another pace: it shows whether fewer lanes, or a probe that
-        was too short, had limited what was measured.
+        more stripes to a peer, or with another pace: it shows whether fewer stripes, or a probe
+        that was too short, had limited what was measured.
         """
         before = (self._paced, self._open_to)
         self._paced, self._open_to, self._untried = not is_open(number), self._untried, set()
@@ -255,9 +255,9 @@ class Streams:
     def _keep_pace(self, peer: bytes) -> None:
         wanted = self._paces.get(peer, StreamPace())
         is_paced = self._paced and peer not in self._open_to
-        rate = stripe_pace(wanted.bytes_per_s, self.lanes(peer)) if is_paced else 0.0
-        for lane, stream in self._outgoing.items():
-            if lane.peer != peer:
+        rate = stripe_pace(wanted.bytes_per_s, self.stripes(peer)) if is_paced else 0.0
+        for stripe, stream in self._outgoing.items():
+            if stripe.peer != peer:
                 continue
             # A round without a pace keeps the control, and with it what that knows of the way. What
             # the kernel lacks has been said when the stream was opened.
@@ -271,26 +271,26 @@ class Streams:
         if stream is None or stream.closed:
             self._open(StripeId(peer, 0)).add_done_callback(_retrieve)
 
-    async def to(self, peer: bytes, lane: int = 0) -> DataStream:
-        """Return a stream to this peer, the same one for a lane again.
+    async def to(self, peer: bytes, stripe: int = 0) -> DataStream:
+        """Return a stream to this peer, the same one for a stripe again.
 
         ConnectError after OPEN_TRIES.
         """
-        stream = self._outgoing.get(StripeId(peer, lane))
+        stream = self._outgoing.get(StripeId(peer, stripe))
         if stream is not None and not stream.closed and not stream.worn:
             return stream
-        return await asyncio.shield(self._open(StripeId(peer, lane)))
+        return await asyncio.shield(self._open(StripeId(peer, stripe)))
 
-    def _open(self, lane: StripeId) -> asyncio.Task[DataStream]:
-        task = self._opening.get(lane)
+    def _open(self, stripe: StripeId) -> asyncio.Task[DataStream]:
+        task = self._opening.get(stripe)
         if task is None or task.done():
-            task = asyncio.get_running_loop().create_task(self._dial(lane))
-            self._opening[lane] = task
-            task.add_done_callback(lambda _: self._opening.pop(lane, None))
+            task = asyncio.get_running_loop().create_task(self._dial(stripe))
+            self._opening[stripe] = task
+            task.add_done_callback(lambda _: self._opening.pop(stripe, None))
         return task
 
-    async def _dial(self, lane: StripeId) -> DataStream:
-        peer = lane.peer
+    async def _dial(self, stripe: StripeId) -> DataStream:
+        peer = stripe.peer
         for attempt in range(OPEN_TRIES):
             address = self.address(peer)
             if not address:
@@ -303,23 +303,23 @@ class Streams:
                     raise ConnectError(what, stage=error.stage) from error
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
-            self._retire(lane)
+            self._retire(stripe)
             with self._count_lock:
-                self._outgoing[lane] = stream
+                self._outgoing[stripe] = stream
             self._keep_pace(peer)
             self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
 
-    def _retire(self, lane: StripeId) -> None:
+    def _retire(self, stripe: StripeId) -> None:
         """Close the stream that another one replaces; if it still works, when nobody uses it."""
-        stream = self._outgoing.get(lane)
+        stream = self._outgoing.get(stripe)
         if stream is None or stream.closed:
-            self._close(lane)
+            self._close(stripe)
             return
-        retired = StripeId(lane.peer, -next(self._numbers))  # counted still, and never asked for
+        retired = StripeId(stripe.peer, -next(self._numbers))  # counted still, and never asked for
         with self._count_lock:
-            self._outgoing[retired] = self._outgoing.pop(lane)
+            self._outgoing[retired] = self._outgoing.pop(stripe)
         self._close_when_idle(retired, -1)
 
     def _close_when_idle(self, retired: StripeId, sent_bytes: int) -> None:
@@ -333,12 +333,12 @@ class Streams:
         loop.call_later(RETIRED_IDLE_S, self._close_when_idle, retired, stream.sent_bytes)
 
     def close_to(self, peer: bytes) -> None:
-        for lane in [lane for lane in self._outgoing if lane.peer == peer]:
-            self._close(lane)
+        for stripe in [stripe for stripe in self._outgoing if stripe.peer == peer]:
+            self._close(stripe)
 
-    def _close(self, lane: StripeId) -> None:
+    def _close(self, stripe: StripeId) -> None:
         with self._count_lock:
-            stream = self._outgoing.pop(lane, None)
+            stream = self._outgoing.pop(stripe, None)
             if stream is not None:
                 self._sent_before += stream.sent_bytes
                 self._sent_for_rounds_before += stream.sent_for_rounds_bytes
@@ -347,18 +347,18 @@ class Streams:
             stream.close()
 
     def forget(self, peer: bytes) -> None:
-        """Close the streams to a peer whose process is gone, and forget its lanes and paces."""
+        """Close the streams to a peer whose process is gone, and forget its stripes and paces."""
         self.close_to(peer)
         self.reached.discard(peer)
-        self._lanes.pop(peer, None)
+        self._stripes.pop(peer, None)
         self._untried.discard(peer)
         self._paces.pop(peer, None)
 
     def close(self) -> None:
         for task in list(self._opening.values()):
             task.cancel()
-        for lane in list(self._outgoing):
-            self._close(lane)
+        for stripe in list(self._outgoing):
+            self._close(stripe)
         with self._count_lock:
             incoming = list(self._incoming)
         for stream in incoming:
@@ -401,10 +401,10 @@ class Streams:
                 stream.recv_into(head, idle=True)
                 header = unpack_header(head)
                 purpose = purpose_of(header.kind)
-                lane = number if self._has_several(peer) else 0
-                target = self._sink.reserve(peer, header, lane)
+                stripe = number if self._has_several(peer) else 0
+                target = self._sink.reserve(peer, header, stripe)
                 if target is not None:
-                    self._receive(peer, stream, header, lane, target)
+                    self._receive(peer, stream, header, stripe, target)
                 else:
                     if len(scratch) < (size := min(header.length, DRAIN_BYTES)):
                         scratch = memoryview(bytearray(size))  # of probes alone it stays small
@@ -416,14 +416,14 @@ class Streams:
             stream.counts.add_received(purpose, stream.arrived_bytes - counted_bytes)
 
     def _receive(
-        self, peer: bytes, stream: DataStream, header: DataHeader, lane: int, target: memoryview
+        self, peer: bytes, stream: DataStream, header: DataHeader, stripe: int, target: memoryview
     ) -> None:
         try:
             stream.recv_into(target)
         except BaseException:
-            self._sink.broken_off(peer, header, lane)
+            self._sink.broken_off(peer, header, stripe)
             raise
-        self._sink.received(peer, header, lane)
+        self._sink.received(peer, header, stripe)
 
     def _has_several(self, peer: bytes) -> bool:
         with self._count_lock:

@@ -136,7 +136,7 @@ class Router:
 
     # ------------------------------------------------------------ FrameSink
 
-    def reserve(self, source: bytes, header: DataHeader, lane: int = 0) -> memoryview | None:
+    def reserve(self, source: bytes, header: DataHeader, stripe: int = 0) -> memoryview | None:
         if header.kind == PROBE:
             check_probe(header)
             return None
@@ -147,10 +147,10 @@ class Router:
             return None
         if header.kind == KEPT:
             return current.kept.reserve(source, header.chunk, header.length)
-        frame = _frame(current, source, header, lane)
+        frame = _frame(current, source, header, stripe)
         return current.reduction.reserve(frame, header.length, WINDOW_TIMEOUT_S)
 
-    def received(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+    def received(self, source: bytes, header: DataHeader, stripe: int = 0) -> None:
         if header.kind not in OF_ATTEMPTS:
             self.copies.received(source, header)
             return
@@ -160,13 +160,13 @@ class Router:
         if header.kind == KEPT:
             current.kept.received(source, header.chunk)
         else:
-            current.reduction.received(_frame(current, source, header, lane))
+            current.reduction.received(_frame(current, source, header, stripe))
 
-    def broken_off(self, source: bytes, header: DataHeader, lane: int = 0) -> None:
+    def broken_off(self, source: bytes, header: DataHeader, stripe: int = 0) -> None:
         with self._changed:
             current = self._attempts.get(header.round)
         if header.kind in OF_REDUCTIONS and current is not None and _is_of(current.begin, header):
-            current.reduction.broken_off(_frame(current, source, header, lane))
+            current.reduction.broken_off(_frame(current, source, header, stripe))
 
     def broken(self, source: bytes, why: str) -> None:
         self.copies.broken(source, why)
@@ -206,10 +206,10 @@ def _is_of(begin: Begin, header: DataHeader) -> bool:
     return mine == (header.lineage8, header.view, header.attempt)
 
 
-def _frame(current: _Attempt, source: bytes, header: DataHeader, lane: int) -> Frame:
+def _frame(current: _Attempt, source: bytes, header: DataHeader, stripe: int) -> Frame:
     index = current.index.get(source)
     if index is None:
         raise RemoteProtocolError(
             f"{short(source)} sent data for round {current.begin.round} and takes no part in it"
         )
-    return Frame(index, header.kind, header.chunk, lane, header.offset)
+    return Frame(index, header.kind, header.chunk, stripe, header.offset)

@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "wan-loss": Command(
         "wan.py --hosts 4 --mbit 100 --rtt-ms 50 --loss 0.5 --mib 64 --plan --share 1.5"
-        " --lanes 16 --congestion cubic",
+        " --stripes 16 --congestion cubic",
         "--times 5",
     ),
     "wan-slow": Command(

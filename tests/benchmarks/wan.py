@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=0.0, help="percent, each way")
     parser.add_argument("--slow", type=float, default=0.0, help="Mbit/s of the last host's link")
     parser.add_argument("--congestion", default="", help="cubic, bbr; default: the machine's")
-    parser.add_argument("--lanes", type=int, default=1, help="streams from each to each")
+    parser.add_argument("--stripes", type=int, default=1, help="streams from each to each")
     parser.add_argument("--chunk-kib", type=int, default=0, help="of float32; default: the grid's")
     parser.add_argument("--plan", action="store_true", help="choose and pace, knowing the links")
     parser.add_argument("--share", type=float, default=LINK_SHARE, help="of the links, with --plan")
@@ -89,7 +89,7 @@ def peer(lab: Lab, me: int, barrier: Barrier, chosen: argparse.Namespace) -> Non
         with socket.create_server((lab.address(me), PORT)) as listener:
             addresses = [(lab.address(host), PORT) for host in range(chosen.hosts)]
             barrier.wait()
-            mesh = Mesh(me, addresses, listener, streams, chosen.lanes)
+            mesh = Mesh(me, addresses, listener, streams, chosen.stripes)
             barrier.wait()  # nobody dials any more
         for codec in chosen.codecs:
             for mib in chosen.mib:
@@ -127,9 +127,9 @@ def planned(chosen: argparse.Namespace, mesh: Mesh, codec: str, elements: int) -
 
 
 def set_pace(mesh: Mesh, congestion: str, bytes_per_s: Mapping[int, float]) -> None:
-    for other, lanes in mesh.out.items():
-        rate = stripe_pace(bytes_per_s.get(other, 0.0), len(lanes))
-        if not all(lane.pace(rate, congestion) for lane in lanes):
+    for other, stripes in mesh.out.items():
+        rate = stripe_pace(bytes_per_s.get(other, 0.0), len(stripes))
+        if not all(stripe.pace(rate, congestion) for stripe in stripes):
             raise SystemExit(f"this kernel cannot pace streams, or has no {congestion}")
 
 

@@ -34,7 +34,7 @@ PATIENCE_S = 120.0  # for a result, and for the others' listeners
 
 
 class Mesh:
-    """TCP connections in each direction between any two processes: ``lanes`` of them."""
+    """TCP connections in each direction between any two processes: ``stripes`` of them."""
 
     def __init__(
         self,
@@ -42,16 +42,16 @@ class Mesh:
         addresses: list[tuple[str, int]],
         listener: socket.socket,
         streams: str,
-        lanes: int = 1,
+        stripes: int = 1,
     ) -> None:
         self.me, self.everyone = me, range(len(addresses))
         self.streams = streams
         self.out: dict[int, list[DataStream]] = {p: [] for p in self.everyone if p != me}
         self.into: dict[int, list[DataStream]] = {p: [] for p in self.everyone if p != me}
-        count = lanes * (len(addresses) - 1)
+        count = stripes * (len(addresses) - 1)
         accepting = threading.Thread(target=self._accept, args=(listener, count))
         accepting.start()
-        for peer in lanes * [*self.out]:
+        for peer in stripes * [*self.out]:
             sock = _connected(addresses[peer])
             sock.sendall(bytes([me]))
             self.out[peer].append(self._stream(sock, f"{peer}", dialled=True))
@@ -60,8 +60,8 @@ class Mesh:
         self.attempt = 0
         self.changed = threading.Condition()
         for peer, found in self.into.items():
-            for lane, stream in enumerate(found, lanes > 1):
-                reads = (peer, stream, lane)
+            for stripe, stream in enumerate(found, stripes > 1):
+                reads = (peer, stream, stripe)
                 threading.Thread(target=self._read, args=reads, daemon=True).start()
 
     def _accept(self, listener: socket.socket, count: int) -> None:
@@ -75,11 +75,11 @@ class Mesh:
             return PlainStream(sock, peer)
         return SealedStream(sock, peer, SECRET, dialled=dialled)
 
-    def _read(self, peer: int, stream: DataStream, lane: int) -> None:
+    def _read(self, peer: int, stream: DataStream, stripe: int) -> None:
         with contextlib.suppress(ConnectError):  # the other process has ended
-            self._read_all(peer, stream, lane)
+            self._read_all(peer, stream, stripe)
 
-    def _read_all(self, peer: int, stream: DataStream, lane: int) -> None:
+    def _read_all(self, peer: int, stream: DataStream, stripe: int) -> None:
         head = memoryview(bytearray(HEADER.size))
         while True:
             stream.recv_into(head, idle=True)
@@ -88,7 +88,7 @@ class Mesh:
                 self.changed.wait_for(lambda attempt=attempt: self.attempt >= attempt)
                 reduction, is_old = self.reduction, attempt != self.attempt
             assert reduction is not None
-            frame = Frame(peer, kind, chunk, lane, offset)
+            frame = Frame(peer, kind, chunk, stripe, offset)
             place = None if is_old else reduction.reserve(frame, length, PATIENCE_S)
             stream.recv_into(memoryview(bytearray(length)) if place is None else place)
             if place is not None:

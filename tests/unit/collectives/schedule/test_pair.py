@@ -42,7 +42,7 @@ def mean_of(vectors: list[F32], weights: list[float], codec: Codec) -> F32:
 
 class World:
     """Everybody in one exchange, with real parts, over streams that hold ``capacity`` frames; the
-    pair has ``lanes`` of them each way. ``kept`` are chunks of an earlier attempt."""
+    pair has ``stripes`` of them each way. ``kept`` are chunks of an earlier attempt."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class World:
         self.plan = pairwise_plan(ids, weights, grid, kept)
         self.schedules = [PairSchedule(self.plan, me) for me in self.everyone]
         self.lead = pair_lead(grid.count - len(kept), 1, 1)
-        self.capacity, self.lanes = dice.randint(1, 3), dice.choice([1, 1, 3])
+        self.capacity, self.stripes = dice.randint(1, 3), dice.choice([1, 1, 3])
         self.streams: dict[tuple[int, int, int], deque[tuple[int, U8]]] = {
-            (src, dest, lane): deque()
+            (src, dest, stripe): deque()
             for src in self.everyone
             for dest in self.schedules[src].destinations
-            for lane in range(self.lanes)
+            for stripe in range(self.stripes)
         }
         self.dead: set[int] = set()
         self.here: list[dict[tuple[int, int], U8]] = [{} for _ in self.everyone]
@@ -85,9 +85,9 @@ class World:
         self.codec.encode(self.vectors[me][lo:hi], data)
         return data
 
-    def offer(self, src: int, dest: int, lane: int) -> bool:
+    def offer(self, src: int, dest: int, stripe: int) -> bool:
         """Let the sender of a stream act; whether it did."""
-        stream = self.streams[src, dest, lane]
+        stream = self.streams[src, dest, stripe]
         if len(stream) >= self.capacity or src in self.dead:
             return False
         send = self.schedules[src].next_send(dest)
@@ -100,9 +100,9 @@ class World:
         stream.append((send.chunk, data))
         return True
 
-    def take(self, src: int, dest: int, lane: int) -> bool:
+    def take(self, src: int, dest: int, stripe: int) -> bool:
         """Let the receiver of a stream act; whether it did."""
-        stream, schedule = self.streams[src, dest, lane], self.schedules[dest]
+        stream, schedule = self.streams[src, dest, stripe], self.schedules[dest]
         if not stream or dest in self.dead:
             return False
         chunk, data = stream[0]

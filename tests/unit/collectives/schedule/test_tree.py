@@ -37,21 +37,21 @@ def plan_of(weights: list[float], owners: list[int], shape: Routes | None = None
 
 class World:
     """All participants of one reduction, over streams that hold ``capacity`` frames; each pair has
-    ``lanes`` of them.
+    ``stripes`` of them.
 
     The value of participant p for chunk c is 100 ** p * (c + 1), so a sum shows who is in it.
     """
 
-    def __init__(self, plan: ReducePlan, capacity: int, lanes: int = 1) -> None:
-        self.plan, self.capacity, self.lanes = plan, capacity, lanes
+    def __init__(self, plan: ReducePlan, capacity: int, stripes: int = 1) -> None:
+        self.plan, self.capacity, self.stripes = plan, capacity, stripes
         self.everyone = range(len(plan.participants))
         self.schedules = [TreeSchedule(plan, me) for me in self.everyone]
         self.lead = lead_chunks(plan, 1, 1)
         self.streams: dict[tuple[int, int, int], deque[tuple[OutgoingFrame, int]]] = {
-            (src, dest, lane): deque()
+            (src, dest, stripe): deque()
             for src in self.everyone
             for dest in self.schedules[src].destinations
-            for lane in range(lanes)
+            for stripe in range(stripes)
         }
         self.dead: set[int] = set()
         self.finished: set[tuple[int, int]] = set()
@@ -70,9 +70,9 @@ class World:
         counted = (p for p in self.everyone if self.plan.weights[p] > 0)
         return sum(self.value(p, chunk) for p in counted)
 
-    def offer(self, src: int, dest: int, lane: int) -> bool:
+    def offer(self, src: int, dest: int, stripe: int) -> bool:
         """Let the sender of a stream act; whether it did."""
-        stream = self.streams[src, dest, lane]
+        stream = self.streams[src, dest, stripe]
         if (src, dest) in self.finished or len(stream) >= self.capacity or src in self.dead:
             return False
         send = self.schedules[src].next_send(dest)
@@ -88,15 +88,15 @@ class World:
         stream.append((send, value))
         return True
 
-    def take(self, src: int, dest: int, lane: int) -> bool:
+    def take(self, src: int, dest: int, stripe: int) -> bool:
         """Let the receiver of a stream act; whether it did."""
-        stream, schedule = self.streams[src, dest, lane], self.schedules[dest]
+        stream, schedule = self.streams[src, dest, stripe], self.schedules[dest]
         if not stream or dest in self.dead:
             return False
         (kind, chunk, _), value = stream[0]
         admission = schedule.admit(src, kind, chunk)
         if admission is FrameAdmission.HOLD:
-            assert self.lanes > 1, "one lane keeps the order"
+            assert self.stripes > 1, "one stripe keeps the order"
             return False
         assert admission is FrameAdmission.ACCEPT
         stream.popleft()
@@ -132,8 +132,8 @@ def run(world: World, dice: random.Random, until: int | None = None) -> None:
         event = events[dice.randrange(len(events))]
         if event in idle:
             continue
-        offering, src, dest, lane = event
-        acted = world.offer(src, dest, lane) if offering else world.take(src, dest, lane)
+        offering, src, dest, stripe = event
+        acted = world.offer(src, dest, stripe) if offering else world.take(src, dest, stripe)
         idle = set() if acted else idle | {event}
 
 

@@ -40,7 +40,7 @@ class Site:
         self.rate, self.unknown = FAST, 0
         self.loss, self.has_bbr = 0.0, True
         self.state: ReplicatedState | None = state()
-        self.lanes: dict[bytes, int] = {}
+        self.stripes: dict[bytes, int] = {}
         self.paces: dict[bytes, float] = {}
         self.lossy: dict[bytes, bool] = {}
         self.advised: list[Advised] = []
@@ -59,7 +59,7 @@ class Site:
         )
 
     def widen(self, peer: bytes, count: int) -> None:
-        self.lanes[peer] = count
+        self.stripes[peer] = count
 
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
         self.paces[peer] = bytes_per_s
@@ -111,7 +111,7 @@ def test_the_coordinator_plans_and_tells_everyone() -> None:
         for site in sites:
             assert site.paces.keys() == {s.peer for s in sites} - {site.peer}
             assert all(0 < pace <= FAST for pace in site.paces.values())
-            assert set(site.lanes.values()) == {1}
+            assert set(site.stripes.values()) == {1}
         lead.node.handle(advice, lead.node.now_s)
         assert lead.node.coordinator is not None
         assert lead.node.coordinator.advice is advice
@@ -150,11 +150,11 @@ def test_on_lossy_ways_it_matters_who_has_bbr() -> None:
         lead = sites[0]
         lead.loss = 0.005
         await lead.planner.look()
-        assert set(lead.lanes.values()) == {2}
+        assert set(lead.stripes.values()) == {2}
         assert set(lead.lossy.values()) == {True}
         lead.has_bbr, lead.planner._made_for = False, ()
         await lead.planner.look()
-        assert min(lead.lanes.values()) > 2
+        assert min(lead.stripes.values()) > 2
 
     scenario(play)
 
@@ -288,9 +288,9 @@ def test_only_the_coordinator_is_obeyed_and_about_members_only() -> None:
         plan = StreamPlan((c.peer, stranger), (4, 4), (1e6, 1e6), (True, False))
         b.planner.on_message(c.peer, plan)
         b.planner.on_message(stranger, plan)
-        assert b.paces == b.lanes == {}
+        assert b.paces == b.stripes == {}
         b.planner.on_message(a.peer, plan)
-        assert (b.paces, b.lanes) == ({c.peer: 1e6}, {c.peer: 4})
+        assert (b.paces, b.stripes) == ({c.peer: 1e6}, {c.peer: 4})
         assert b.lossy == {c.peer: True}
 
     scenario(play)

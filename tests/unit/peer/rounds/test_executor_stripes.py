@@ -24,19 +24,19 @@ from atoll.peer.streams.keys import CIPHER_AES
 from atoll.peer.streams.manager import FrameOutlet, StripeId
 from atoll.peer.streams.stream import TELLS_DELIVERY, DataStream, unacknowledged_bytes
 
-LANES = 3
+STRIPES = 3
 
 
-def widen(sites: list[Site], lanes: int = LANES) -> None:
+def widen(sites: list[Site], stripes: int = STRIPES) -> None:
     for site in sites:
         for other in sites:
             if other is not site:
-                site.executor.streams.widen(other.me, lanes)
+                site.executor.streams.widen(other.me, stripes)
 
 
 def opened(site: Site, to: Site) -> list[DataStream]:
     return [
-        stream for lane, stream in site.executor.streams._outgoing.items() if lane.peer == to.me
+        stream for stripe, stream in site.executor.streams._outgoing.items() if stripe.peer == to.me
     ]
 
 
@@ -62,11 +62,11 @@ def test_a_round_uses_as_many_as_it_is_told_and_the_next_one_again(tmp_path: Pat
         widen(sites)
         await run_round(sites, 3, 1)
         a, b, _ = sites
-        await eventually(lambda: len(opened(a, b)) == LANES)
+        await eventually(lambda: len(opened(a, b)) == STRIPES)
         before = opened(a, b)
         await run_round(sites, 4, 1)
         assert opened(a, b) == before
-        assert a.executor.streams.ciphers() == {CIPHER_AES: 2 * 2 * LANES}
+        assert a.executor.streams.ciphers() == {CIPHER_AES: 2 * 2 * STRIPES}
         sent = a.executor.streams.sent_bytes
         a.executor.streams.close_to(b.me)
         assert opened(a, b) == []
@@ -94,7 +94,7 @@ def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
         widen(sites)
         await run_round(sites, 2, 1)
         a, b = sites
-        await eventually(lambda: len(opened(a, b)) == LANES)
+        await eventually(lambda: len(opened(a, b)) == STRIPES)
         victim = opened(a, b)[1]
         begin = begin_of(sites, 1, 3)
         expected = by_hand(sites, begin, a.state)
@@ -111,7 +111,7 @@ def test_a_stream_that_breaks_in_a_round_is_not_missed(tmp_path: Path) -> None:
             np.testing.assert_array_equal(site.state.theta, expected)
             assert not [e for e in site.fed if isinstance(e, ev.ReduceFailed)]
         await run_round(sites, 4, 1)
-        await eventually(lambda: len(opened(a, b)) == LANES)
+        await eventually(lambda: len(opened(a, b)) == STRIPES)
 
     scenario(tmp_path, "ab", play)
 
@@ -128,7 +128,7 @@ def test_what_a_stream_has_taken_and_does_not_deliver_is_not_missed(
         widen(sites)
         await run_round(sites, 2, 1)
         a, b = sites
-        await eventually(lambda: len(opened(a, b)) == LANES)
+        await eventually(lambda: len(opened(a, b)) == STRIPES)
         victim = opened(a, b)[1]
         victim.pace(2_000)  # so slow that what it takes stays here behind what it has
         view = a.executor.replica.view
@@ -209,18 +209,18 @@ def test_the_number_is_bounded_and_ends_with_the_peer(tmp_path: Path) -> None:
         streams, other = sites[0].executor.streams, sites[1].me
         for wanted, count in ((0, 1), (5, 5), (1000, STREAMS_MAX)):
             streams.widen(other, wanted)
-            assert streams.lanes(other) == count
+            assert streams.stripes(other) == count
         assert await streams.to(other, 3) is await streams.to(other, 3)
         assert StripeId(other, 3) in streams._outgoing
         streams.forget(other)
-        assert streams.lanes(other) == 1
+        assert streams.stripes(other) == 1
         assert not streams._outgoing
         await asyncio.sleep(0)
 
     scenario(tmp_path, "ab", play)
 
 
-def test_a_pace_holds_for_all_lanes_together_and_for_those_to_come(tmp_path: Path) -> None:
+def test_a_pace_holds_for_all_stripes_together_and_for_those_to_come(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         a, b = sites
         prepare(sites, 500_000)
@@ -236,8 +236,8 @@ def test_a_pace_holds_for_all_lanes_together_and_for_those_to_come(tmp_path: Pat
         streams.pace(b.me, 8e6)
         widen(sites)
         await run_round(sites, 4, 1)
-        await eventually(lambda: len(opened(a, b)) == LANES)
-        each = {stripe_pace(8e6, LANES)}
+        await eventually(lambda: len(opened(a, b)) == STRIPES)
+        each = {stripe_pace(8e6, STRIPES)}
         assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}, (
             "the first round over more of them is to show what fewer could not"
         )
