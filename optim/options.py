@@ -2,7 +2,7 @@
 
 A method takes those of one of these dictionaries as ``**options``, besides its own arguments. The
 decorator ``takes`` gives it all of them, refuses any other keyword, and lets ``help()`` and editors
-show them.
+show them, with what each is.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class ReplayOptions(AllRoundOptions, total=False):
     validators: int
 
 
+KINDS: Final = (RunOptions, BufferOptions, SpeedOptions, TrustOptions, ReplayOptions)
 DEFAULTS: Final[ReplayOptions] = {
     "aggregate": "mean",
     "audit": False,
@@ -154,12 +155,21 @@ def takes(kind: type) -> Callable[[Init], Init]:
             )
             for name, value in shared.items()
         ]
+        taking.__doc__ = "\n\n".join([*filter(None, [init.__doc__]), _described(kind)])
         taking.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own, *options]
         )
         return cast(Init, taking)
 
     return decorate
+
+
+def _described(kind: type) -> str:
+    """Return what the options of a dictionary are, as it and those before it describe them."""
+    known = kind.__annotations__.keys()
+    extended = [each for each in KINDS if each.__annotations__.keys() <= known]
+    parts = [(inspect.getdoc(each) or "").partition("\n\n")[2] for each in extended]
+    return "\n\n".join(["Options:", *filter(None, parts)])
 
 
 def _text(annotation: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
+from atoll.peer.client.session import Session
 from atoll.peer.membership.phase import TRANSITIONS, Phase, Trigger
 from atoll.peer.membership.timing import Timing
 
@@ -180,6 +181,13 @@ def test_timers_of_the_guarantees() -> None:
     for name, where in re.findall(r"`([A-Z_]+_S)`, ([\w/.]+)", table):
         folder = folder if where == "there" else where
         assert name in names_in(ast.parse((ROOT / folder).read_text("utf-8"))), (name, where)
+
+
+def test_a_session_has_what_the_guide_says() -> None:
+    guide = (ROOT / "docs/guide.md").read_text("utf-8")
+    (names,) = re.findall(r"A session's ((?:`\w+\(\)`[, and]*)+)", guide)
+    assert len(found := re.findall(r"`(\w+)\(\)`", names)) == 4
+    assert not [name for name in found if not callable(getattr(Session, name, None))]
 
 
 def test_the_table_of_phases() -> None:

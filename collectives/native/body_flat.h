@@ -79,7 +79,7 @@ static int weigh(const uint8_t *data, size_t count, float factor, float *into, i
  * heavy_ball: b' = mu b + delta;  theta' = theta - lr b'
  * sgd:        b' = b;             theta' = theta - lr delta
  *
- * One rounding for each operation, in the order of optim/outer.py. Each element is read before it
+ * One rounding for each operation, in the order of optim/outer_step.py. Each element is read before it
  * is written, so inputs may be the outputs. */
 #define OUTER_STEPS(TYPE, WIDTH)                                                               \
     static void nesterov_##WIDTH(const TYPE *theta, const TYPE *momentum, const TYPE *delta,   \

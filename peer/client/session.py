@@ -22,19 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.run_spec import BLOB_BYTES_MAX
 from atoll.peer.client.flat_vectors import Vector, vector_of
-from atoll.peer.client.trainer_channel import Members, TrainerChannel, check_codec
+from atoll.peer.client.trainer_channel import (
+    AskedVector,
+    Floats,
+    Members,
+    TrainerChannel,
+    check_codec,
+)
 from atoll.peer.membership.operations import BARRIER, OBJECT_BYTES_MAX, OPS
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.net.identity import default_home
 from atoll.peer.rounds.entries import GATHER
 
-Floats = NDArray[np.float32]
 CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up needs a second
 SUM_MAX = 3.4e38 / MEMBERS_MAX  # so that a sum over all members of a view is finite
 
@@ -126,6 +128,24 @@ class Session:
     def members(self) -> Members:
         """Return the members of the run; only this peer while it is in no view."""
         return self.channel.members()
+
+    def publish(self, name: str, number: int, values: Floats, codec: str = "float32") -> None:
+        """Let others have float32[n] under this name and number; see ``TrainerChannel.publish``."""
+        self.channel.publish(name, number, values, codec)
+
+    def newest(self, peer: str, name: str) -> int:
+        """Return the number of a peer's newest vector of this name, 0 for none."""
+        return self.channel.newest(peer, name)
+
+    def ask_vector(
+        self, peer: str, name: str, number: int, elements: int, codec: str = "float32"
+    ) -> AskedVector:
+        """Have a vector of a peer fetched as soon as it is published; its ``wait`` waits for it."""
+        return self.channel.ask_vector(peer, name, number, elements, codec)
+
+    def observe(self, **figures: Any) -> None:
+        """Remember figures of a local step, whose means travel with the next submission."""
+        self.channel.observe(**figures)
 
     def report(self, **metrics: float) -> None:
         """Send figures that `atoll status` shows for this trainer."""

@@ -267,6 +267,8 @@ class Daemon:
             terms = terms_of(spec)
             if self.parts.checkpointer is not None:
                 self.spawn(self.parts.checkpointer.look_for_room(self.executor.state))
+            if spec.audit:
+                self.spawn(asyncio.to_thread(self.parts.audits.preload))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:

@@ -10,6 +10,7 @@ messages of both packages are known here by name. Whoever gets one loads the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -74,6 +75,11 @@ class LazyVerifier:
 
             self._loaded = AuditManager(self._me, self._signer, self._daemon)
         return self._loaded
+
+    @staticmethod
+    def preload() -> None:
+        """Import what audits need: tens of milliseconds, so not in the event loop."""
+        import_module("atoll.peer.verify.manager")
 
     @property
     def progress(self) -> int:

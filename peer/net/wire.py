@@ -169,8 +169,7 @@ def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
         name, values = _unpack(payload)
         cls = _REGISTRY.get(name)
         if cls is None and allowed is None and name in _ELSEWHERE:
-            importlib.import_module(_ELSEWHERE[name])
-            cls = _REGISTRY[name]
+            cls = _imported(name)
         if cls is None or (allowed is not None and cls not in allowed):
             raise ValueError(f"a {name!r} message is not allowed here")
         return _build(cls, values, name)
@@ -179,6 +178,18 @@ def decode(payload: bytes, allowed: Collection[type] | None = None) -> object:
         # A __post_init__ may quote a long value: logs are bounded too.
         reason = str(error)[: 4 * _ECHO_CHARACTERS_MAX] or type(error).__name__
         raise RemoteProtocolError(f"undecodable control message: {reason}") from error
+
+
+def _imported(name: str) -> type:
+    """Return the class of a message of an optional package. Raise ValueError if it cannot be had.
+
+    It was there when this process began; if it is not now, a message ends its link, not the daemon.
+    """
+    try:
+        importlib.import_module(_ELSEWHERE[name])
+    except (ImportError, OSError) as error:
+        raise ValueError(f"a {name!r} message needs {_ELSEWHERE[name]}: {error}") from error
+    return _REGISTRY[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,16 +260,16 @@ class AttemptRun:
 
     # ------------------------------------------------------------ reducing
 
-    def start(self) -> bool:
-        """Begin to reduce; return False if this peer's submission is gone."""
+    def start(self) -> None:
+        """Begin to reduce; fail if this peer's submission is gone."""
         contribution = self._contribution()
         if contribution is None:
             self.failed((), "this peer's submission is gone")
-            return False
+            return
         if self.terms is not None:
             steps = self._peer.replica.steps
             self._peer.spawn(self._peer.audits.begin(self, self.terms, contribution.source, steps))
-            return True
+            return
         kept = {item.chunk: item.digest for item in self.kept}
         self._reduce(
             plan_of(self.begin, self.result.grid, kept, self.rule),
@@ -278,7 +278,6 @@ class AttemptRun:
             # The root of many chunks takes a while: computed in the thread that brings the last.
             on_done=lambda digests: self._peer.threadsafe(self.reduced, self.root_of(digests)),
         )
-        return True
 
     def _contribution(self) -> Contribution | None:
         """Return what gives this peer's own part; None if there is none."""

@@ -213,8 +213,9 @@ class RoundExecutor:
         self._drop_excluded(begin)
         try:
             run = await self._open(begin)
-            if self.is_wanted(begin) and run.start():
+            if self.is_wanted(begin):
                 self.layout = begin.layout
+                run.start()
         except (AtollError, MemoryError) as error:  # an opening that makes no sense, or no memory
             self.failed(begin, (), reason_of(error))
 

@@ -140,7 +140,6 @@ class VectorService:
         if self._region is not None:
             self._region.close()
         self._trainer, self._region = trainer, region
-        assert self._trainers.ipc_server is not None
         send_region(self._trainers.ipc_server.lifeline(client), region, writable=True)
 
     async def _publish(self, client: bytes, arguments: dict[str, Any]) -> None:

@@ -192,7 +192,6 @@ MATRIX_OFF: Final = 1e-4
 # Chunks that are opened in an attempt: all that 16 million parameters have.
 DOUBTED_MAX: Final = 64
 _F32: Final = np.dtype("<f4")
-_DIGEST_BYTES: Final = 32
 
 
 # ---------------------------------------------------------------- numbers of one part

@@ -1,7 +1,7 @@
 """What the order of a reduction makes of a codec's error: butterfly, ring and tree.
 
 Of codecs alone, with keys of their own for each encoding, and without the engine: what that makes
-of them is in test_engine_errors.py.
+of them is in engine/test_reduction_errors.py.
 
 w is the relative squared error of one encoding, S_k the sum of k inputs, x the mean of n. By
 ../shared/reference/compression_and_robustness.md section 1.2 the squared error of the result is::

@@ -38,6 +38,7 @@ def test_people_see_every_option_with_its_default(name: str) -> None:
     text = pydoc.render_doc(getattr(atoll.optim, name))
     assert "min_trainers" in text
     assert "atoll.optim.options" in text  # where they are described
+    assert "no round or step begins with fewer trainers" in text  # ... and here
 
 
 def test_each_option_has_a_default_and_is_described_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +13,7 @@ import pytest
 from atoll.collectives import native
 from atoll.collectives.errors import ConnectError
 from atoll.peer.daemon.daemon import Daemon
+from atoll.peer.daemon.optional import MODULES
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.view import Member, View
@@ -105,6 +107,9 @@ PARTS_OF_MESSAGES = """
 
 
 def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
+    for module in MODULES:  # of the optional messages, which are registered when one comes
+        import_module(module)
+
     def look(daemon: Daemon) -> None:
         table = daemon._message_table()  # raises if two components take one message
         ours = {n: kind for n, kind in registered().items() if kind.__module__.startswith("atoll.")}

@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError
+from atoll.peer.net import wire
 from atoll.peer.net.wire import (
     ARRAY_ITEMS_MAX,
     CONTROL_FRAME_BYTES_MAX,
     FrameReader,
     Within,
     decode,
+    defined_in,
     encode,
     frame,
     message,
@@ -278,3 +280,13 @@ def test_the_class_is_not_what_a_message_is_called() -> None:
     assert name_of(WireClass(3)) == "WireCalled"
     assert registered()["WireCalled"] is WireClass
     assert name_of("text") == "str"
+
+
+def test_a_message_whose_package_is_gone_ends_its_link_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wire, "_ELSEWHERE", {})
+    defined_in("atoll.peer.nowhere", {"OfNowhere"})
+    payload = msgpack.packb(["OfNowhere", {}])
+    with pytest.raises(RemoteProtocolError, match=r"needs atoll\.peer\.nowhere"):
+        decode(payload)
