@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -55,8 +56,18 @@ def test_long_lines_and_much_output_arrive_whole(capfd: pytest.CaptureFixture[st
     assert shown.count("] y\n") == 2 * 30_000
 
 
-def test_the_exit_code_is_that_of_the_first_failure() -> None:
-    assert run(PlainHosts(3), 'sleep 0.$((3 - ATOLL_LAB_HOST)); exit "$ATOLL_LAB_HOST"') == 2
+def test_the_exit_code_is_that_of_the_first_failure(tmp_path: Path) -> None:
+    """Host 1 fails when host 2 has failed and its process has been waited for."""
+    pid = tmp_path / "pid"
+    script = f"""
+        case $ATOLL_LAB_HOST in
+        1)  until test -s {pid}; do sleep 0.02; done
+            while kill -0 $(cat {pid}) 2>/dev/null; do sleep 0.02; done
+            exit 1 ;;
+        2)  echo $$ >{pid}.whole; mv {pid}.whole {pid}; exit 2 ;;
+        esac
+    """
+    assert run(PlainHosts(3), script) == 2
     assert run(PlainHosts(2), "kill -TERM $$") == 128 + signal.SIGTERM
 
 
