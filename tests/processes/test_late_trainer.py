@@ -77,7 +77,7 @@ def test_a_late_trainer_is_where_the_others_are(tmp_path: Path) -> None:
                 return loop.run(together)
 
             going = trainers.start("a", begin)
-            # Its own daemon may be two rounds ahead of the other: one open, one not applied there yet.
+            # Its daemon may be two rounds ahead: one is open, one is not applied at the other yet.
             while not first or first[0].outer.global_step < 7 * H:
                 assert not stop.wait(0.05)
             late = trainers.start("b", lambda: Loop(trainers.sessions["b"], 2)).result(WAIT_S)
