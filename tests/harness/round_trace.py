@@ -113,7 +113,7 @@ def trainer(home: str, go: str) -> int:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one process ran through: calls by "file:function", in a round and while idle."""
+    """Hold what one process ran through: calls by "file:function", in a round and while idle."""
 
     in_round: dict[str, int]
     idle: dict[str, int]

@@ -1,4 +1,4 @@
-"""What one committed round costs a trainer in waits, and that its path can be traced.
+"""Follow one committed round through all processes, and count what a trainer waits for.
 
 How many functions it runs through is reported (`make figures`), and bound by no test.
 """

@@ -46,7 +46,7 @@ from atoll.peer.membership.view import (
 
 @dataclass
 class Known(Electorate):
-    """What a candidate knows of its voters beside the view."""
+    """Hold what a candidate knows of its voters beside the view."""
 
     later: View | None = None
     gone: Collection[bytes] = ()
