@@ -31,7 +31,7 @@ def modules_of(root: Path) -> dict[str, ast.Module]:
 
 
 def imported(modules: Mapping[str, ast.Module], module: str) -> set[str]:
-    """Return what a module imports of the product, under TYPE_CHECKING and in functions too."""
+    """Return what a module imports of the product, also under TYPE_CHECKING and in functions."""
     found = set()
     for node in ast.walk(modules[module]):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Look at what real daemons of a plain run load, through rounds, a newcomer and a member that leaves."""
+"""Look at what daemons of a plain run load, through rounds, a newcomer and a member that leaves."""
 
 from __future__ import annotations
 
