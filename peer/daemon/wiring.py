@@ -90,7 +90,7 @@ class Components:
             trainers=self.trainers,
             host=self.host,
             streams=streams,
-            copies=self.executor.router.copies,
+            transfers=self.executor.router.transfers,
             log=partial(daemon.note, "transfer"),
         )
         self.checkpointer = _checkpointer(home, options, daemon)

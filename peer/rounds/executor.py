@@ -69,13 +69,13 @@ class RoundExecutor:
         self.replica = Replica(rounds)
         self.router = Router(self._on_broken)
         self.streams = Streams(host, self.router)
-        self.fetcher = ResultFetcher(host, self.router.copies)
+        self.fetcher = ResultFetcher(host, self.router.transfers)
         self.attempts = AttemptTable(self)
         self.kept_server = KeptServer(self.streams, self)
         self.donor = SyncServer(host, self.streams, self.complete_result, rounds, self.log)
         # The threads that read from donors fill the cache, and log too.
         cache = ChunkCache(received, partial(self.threadsafe, self.log))
-        self.sync = SyncClient(host, self.router.copies, rounds, cache, self)
+        self.sync = SyncClient(host, self.router.transfers, rounds, cache, self)
         self.layout: Layout | None = None  # of the last attempt
         self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
         self._busy = False  # as the donor was told last

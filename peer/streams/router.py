@@ -55,7 +55,7 @@ class Router:
     """Route incoming frames. Called by reader threads (FrameSink), steered from the event loop."""
 
     def __init__(self, on_broken: Callable[[bytes, str], None]) -> None:
-        self.copies = Transfers()
+        self.transfers = Transfers()
         self._on_broken = on_broken
         self._changed = threading.Condition()
         self._attempts: dict[int, _Attempt] = {}  # by round
@@ -141,7 +141,7 @@ class Router:
             check_probe(header)
             return None
         if header.kind not in OF_ATTEMPTS:
-            return self.copies.reserve(source, header)
+            return self.transfers.reserve(source, header)
         current = self._attempt_of(header)
         if current is None:
             return None
@@ -152,7 +152,7 @@ class Router:
 
     def received(self, source: bytes, header: DataHeader, stripe: int = 0) -> None:
         if header.kind not in OF_ATTEMPTS:
-            self.copies.received(source, header)
+            self.transfers.received(source, header)
             return
         current = self._attempt_of(header)
         if current is None:
@@ -169,7 +169,7 @@ class Router:
             current.reduction.broken_off(_frame(current, source, header, stripe))
 
     def broken(self, source: bytes, why: str) -> None:
-        self.copies.broken(source, why)
+        self.transfers.broken(source, why)
         with self._changed:
             attempts = list(self._attempts.values())
         for attempt in attempts:

@@ -64,12 +64,12 @@ class VectorService:
         trainers: TrainerService,
         host: ConnectionManager,
         streams: Streams,
-        copies: Transfers,
+        transfers: Transfers,
         log: Callable[[str], None],
     ) -> None:
         self._me, self._node, self._trainers = node.me.peer, node, trainers
         self._server = VectorServer(host, streams, lambda: trainers.trainer is not None, log)
-        self._fetches = VectorClient(self._me, host, copies, self._server.store)
+        self._fetches = VectorClient(self._me, host, transfers, self._server.store)
         self._trainer: AttachedTrainer | None = None  # whose memory this is
         self._region: Region | None = None
 

@@ -70,7 +70,7 @@ class Site:
         )
         self.sync = SyncClient(
             host=self.host,
-            transfers=router.copies,
+            transfers=router.transfers,
             rounds=self.rounds,
             cache=ChunkCache(home.path / "received", lambda line: say(log=line)),
             owner=self,

@@ -52,7 +52,7 @@ class Site:
         self.donor.state = self.state
         self.sync = SyncClient(
             host=self.host,
-            transfers=self.router.copies,
+            transfers=self.router.transfers,
             rounds=self.rounds,
             cache=ChunkCache(home.path / "received", self.logs.append),
             owner=self,

@@ -47,7 +47,7 @@ class Site:
             trainers=self.trainers,
             host=host,
             streams=SimpleNamespace(),  # type: ignore[arg-type]  # nothing is sent
-            copies=Transfers(),
+            transfers=Transfers(),
             log=lambda line: None,
         )
         manifest = Manifest.of([Parameter("w", (3,))])

@@ -57,7 +57,7 @@ class Site:
         self.router = Router(lambda peer, why: None)
         self.streams = Streams(self.host, self.router)
         self.server = VectorServer(self.host, self.streams, lambda: self.trains, self.logs.append)
-        self.fetches = VectorClient(self.me, self.host, self.router.copies, self.server.store)
+        self.fetches = VectorClient(self.me, self.host, self.router.transfers, self.server.store)
 
     def _on_message(self, peer: bytes, message: object) -> None:
         self.heard.append(message)

@@ -1,4 +1,4 @@
-"""What an attempt computes, from its BEGIN: the terms of an audited one, and what fits them."""
+"""The terms of an audited attempt follow from its BEGIN, and what they say fits its messages."""
 
 from __future__ import annotations
 
