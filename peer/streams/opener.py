@@ -260,7 +260,7 @@ class StreamOpener:
         if not isinstance(msg, StreamAsked | StreamGranted | StreamDenied):
             return False
         current, question = self._links.link_of(link.peer_id), self._questions.get(msg.number)
-        if current is None or current.hello.inc != link.hello.inc:
+        if current is None or current.hello.life != link.hello.life:
             return True  # of a former life of this peer
         if isinstance(msg, StreamAsked):
             self._links.send(link.peer_id, self._answer(link, msg))
