@@ -58,10 +58,10 @@ class Hello:
     """Say who speaks, and what for.
 
     ``life`` is the number of the process: higher with every start of the peer's daemon. ``inc`` is
-    that of its memory as a member, which may change while the process lives. ``address`` is where this peer can be dialled, "" if nowhere; ``ciphers`` what its data streams
-    can do besides TLS, nothing in the first version; ``credential`` and ``role`` what it was
-    granted and wants to be, in a run with an authority; ``program`` the version of atoll, for
-    people, "" in protocol 1.
+    that of its memory as a member, which may change while the process lives. ``address`` is where
+    this peer can be dialled, "" if nowhere; ``ciphers`` what its data streams can do besides TLS,
+    nothing in the first version; ``credential`` and ``role`` what it was granted and wants to be,
+    in a run with an authority; ``program`` the version of atoll, for people, "" in protocol 1.
     """
 
     protocol_min: int

@@ -149,7 +149,8 @@ from atoll.peer.net.connections import ConnectionManager
 
 async def main():
     home = Home.open(sys.argv[1])
-    daemon = types.SimpleNamespace(life=lambda: 1, incarnation=lambda: 1, advertised=str, on_message=print,
+    daemon = types.SimpleNamespace(
+        life=lambda: 1, incarnation=lambda: 1, advertised=str, on_message=print,
         on_up=print, on_down=print, on_data=print, note=print)
     host = ConnectionManager(peer_id=home.peer_id, tls=run_tls(home, bytes(range(32))), run="demo",
         daemon=daemon)
