@@ -74,7 +74,8 @@ class Daemon:
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._inc = home.next_incarnation(time.time_ns())
+        # A restart is a new memory too: it has forgotten its votes.
+        self._life = self._inc = home.next_incarnation(time.time_ns())
         self.parts = Components(home, options, event_log, self)
         self.node, self.host = self.parts.node, self.parts.host
         self.executor = self.parts.executor
@@ -354,11 +355,14 @@ class Daemon:
         self.parts.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
 
-    def on_conflict(self, inc: int) -> None:
-        what = f"this identity was started elsewhere (incarnation {inc}, ours {self._inc})"
+    def on_conflict(self, life: int) -> None:
+        what = f"this identity was started elsewhere (life {life}, ours {self._life})"
         self.stop(IdentityInUseError(what, fix=COPIED_HOME_FIX))
 
     # ------------------------------------------------------------ what components ask (ports.py)
+
+    def life(self) -> int:
+        return self._life
 
     def incarnation(self) -> int:
         return self._inc

@@ -50,8 +50,11 @@ class ConnectionPort(Log, Protocol):
     our defect and is logged as one.
     """
 
+    def life(self) -> int:
+        """Return the number of this process: higher with every start of this peer's daemon."""
+
     def incarnation(self) -> int:
-        """Return which life of this peer it is, for hellos."""
+        """Return which memory of this peer it is, as a member."""
 
     def advertised(self) -> str:
         """Return the address at which others can dial this peer, for hellos."""
@@ -68,8 +71,8 @@ class ConnectionPort(Log, Protocol):
     def on_data(self, peer: bytes, stream: DataStream, /) -> None:
         """Take a stream that ``peer`` has opened, which this side reads and must close."""
 
-    def on_conflict(self, inc: int, /) -> None:
-        """Hear that our own identity runs elsewhere, with the higher incarnation ``inc``."""
+    def on_conflict(self, life: int, /) -> None:
+        """Hear that our own identity runs elsewhere, as the process with a higher ``life``."""
 
 
 class AdmissionPort(Messenger, Life, Protocol):

@@ -76,6 +76,7 @@ class ConnectionManager:
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
+        self.outbound: Collection[bytes] = ()  # peers that cannot be dialled from outside
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
@@ -160,13 +161,16 @@ class ConnectionManager:
         address: str,
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
+        *,
+        anew: bool = False,
     ) -> bytes:
         """Make a control link, or find that there is one, and return the peer's id.
 
+        ``anew``: the one that there is does not reach the peer any more, and is to be replaced.
         Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
         IdentityInUseError.
         """
-        if expect_peer is not None and expect_peer in self._links:
+        if expect_peer is not None and expect_peer in self._links and not anew:
             return expect_peer
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint
@@ -177,10 +181,10 @@ class ConnectionManager:
             if answer.code == DUPLICATE and linked:
                 return peer_id
             raise refusal_error(answer, address)
-        link = self._link(channel, peer_id, answer, dialled_by=self.peer_id)
+        link = self._link(channel, peer_id, answer, self.peer_id, address)
         if not self._install(link):
             self._retire(link)
-            if answer.inc < self._links[peer_id].hello.inc:
+            if answer.life < self._links[peer_id].hello.life:
                 link.close()  # an older life: told why it is over when it dials us
             else:
                 link.drain()  # the other side keeps the link that it dialled and closes this one
@@ -210,12 +214,12 @@ class ConnectionManager:
         """Take the connection of a data stream, behind its first byte, or raise."""
         await self._streams.accept(sock)
 
-    async def call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
+    async def call_tls(self, peer_id: bytes, address: str, offer: bytes = b"") -> TlsSocket:
         """Return a connection for a data stream through TLS, when both sides have said hello.
 
-        Raises the error of a refusal.
+        ``offer``: the id of the stream that was offered to us. Raises the error of a refusal.
         """
-        channel, _, answer = await self._call(DATA, address, peer_id, None)
+        channel, _, answer = await self._call(DATA, address, peer_id, None, offer)
         if isinstance(answer, Refused):
             channel.close()
             raise refusal_error(answer, address)
@@ -242,13 +246,18 @@ class ConnectionManager:
         return "up"
 
     async def _call(
-        self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
+        self,
+        kind: str,
+        address: str,
+        expect_peer: bytes | None,
+        expect_fingerprint: bytes | None,
+        offer: bytes = b"",
     ) -> tuple[TlsChannel, bytes, Hello | Refused]:
         """Dial and say hello; return the channel, the peer's id and its answer.
 
         Raises an error if that peer is this one.
         """
-        mine = self._hello(kind)
+        mine = replace(self._hello(kind), offer=offer)
         attempt = self.attempt(address)
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
@@ -256,17 +265,13 @@ class ConnectionManager:
             )
             try:
                 if peer_id == self.peer_id and not self._links:
-                    mine = replace(mine, inc=0)  # claims nothing: see _check_not_me
+                    mine = replace(mine, life=0)  # claims nothing: see _check_not_me
                 answer = await attempt.greet(channel, mine)
                 if isinstance(answer, Hello):
                     check(mine, answer, address)
-                    self._check_not_me(address, peer_id, mine.inc, answer.inc)
+                    self._check_not_me(address, peer_id, mine.life, answer.life)
                     if kind == CONTROL:
                         self._policy.admit(peer_id, answer, called=True)
-                elif (
-                    answer.code == IdentityInUseError.code and mine.inc < self._daemon.incarnation()
-                ):
-                    raise ConnectError(f"{address} has heard of our new incarnation meanwhile")
                 if self._closing:
                     raise ConnectError(f"{address}: this daemon is closing")
             except BaseException:
@@ -277,25 +282,24 @@ class ConnectionManager:
     def attempt(self, address: str) -> Dial:
         return Dial(address, self._run, self._tls.tag, self.counts)
 
-    def _check_not_me(self, address: str, peer_id: bytes, said_inc: int, inc: int) -> None:
+    def _check_not_me(self, address: str, peer_id: bytes, said_life: int, life: int) -> None:
         """Raise an error if the peer that answered is one with our own identity.
 
         Of two processes with one identity exactly one stays: the newer, once a peer has a link to
         it; before that, the one that was found running. Raises IdentityInUseError if the other's
-        incarnation is the higher one, ConnectError if it is this daemon itself or an older life of
-        it.
+        life is the higher one, ConnectError if it is this daemon itself or an older life of it.
         """
         if peer_id != self.peer_id:
             return
-        own = self._daemon.incarnation()
-        if inc in (said_inc, own):  # we may have become a new incarnation meanwhile
+        own = self._daemon.life()
+        if life == own:
             raise ConnectError(
                 f"{address} is this daemon itself", fix="give the address of another peer"
             )
-        if inc < said_inc:
+        if life < said_life:
             raise ConnectError(f"{address} was an older life of this peer, and ends now")
         raise IdentityInUseError(
-            f"this identity also runs at {address} (incarnation {inc}, ours {own})",
+            f"this identity also runs at {address} (life {life}, ours {own})",
             fix=COPIED_HOME_FIX,
         )
 
@@ -313,9 +317,9 @@ class ConnectionManager:
         if theirs.kind == PROBE:
             return None
         if peer_id == self.peer_id:
-            if theirs.inc > mine.inc:
-                self._daemon.on_conflict(theirs.inc)
-            await channel.send(mine)  # whoever dialled compares the incarnations
+            if theirs.life > mine.life:
+                self._daemon.on_conflict(theirs.life)
+            await channel.send(mine)  # whoever dialled compares the lives
             return None
         if theirs.kind == DATA:
             return await self._greet_data(channel, peer_id, mine, theirs)
@@ -325,10 +329,10 @@ class ConnectionManager:
         self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
     ) -> Refused | None:
         old = self._links.get(peer_id)
-        if old is not None and theirs.inc < old.hello.inc:
-            what = f"incarnation {old.hello.inc} of this identity is linked, yours is {theirs.inc}"
+        if old is not None and theirs.life < old.hello.life:
+            what = f"life {old.hello.life} of this identity is linked, yours is {theirs.life}"
             return Refused(IdentityInUseError.code, what)
-        if old is not None and not self._prefers_new(old, theirs.inc, dialled_by=peer_id):
+        if old is not None and not self._prefers_new(old, theirs.life, dialled_by=peer_id):
             return Refused(DUPLICATE, "there is a better control link between the two already")
         if len(self._links) >= LINKS_MAX:
             return Refused(ConnectError.code, f"{LINKS_MAX} peers are linked already")
@@ -341,12 +345,12 @@ class ConnectionManager:
         self, channel: TlsChannel, peer_id: bytes, mine: Hello, theirs: Hello
     ) -> Refused | None:
         link = self._links.get(peer_id)
-        if link is None or link.hello.inc != theirs.inc:
+        if link is None or link.hello.life != theirs.life:
             return Refused(ConnectError.code, "a data stream needs a control link first")
-        if why_not := self._streams.why_full(peer_id):
+        if why_not := self._streams.why_not_tls(peer_id, theirs.offer):
             return Refused(ConnectError.code, why_not)
         await channel.send(mine)
-        self._streams.accept_tls(link, channel.take())
+        self._streams.accept_tls(link, channel.take(), theirs.offer)
         return None
 
     def _hello(self, kind: str) -> Hello:
@@ -355,11 +359,16 @@ class ConnectionManager:
             self._daemon.advertised(),
             self._streams.ciphers,
         )
-        shown = self._policy.credential, self._policy.role, VERSION
+        shown = self._policy.credential, self._policy.role, VERSION, self._daemon.life()
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(
-        self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
+        self,
+        channel: TlsChannel,
+        peer_id: bytes,
+        theirs: Hello,
+        dialled_by: bytes,
+        dialled_address: str = "",
     ) -> ControlLink:
         return ControlLink(
             channel.take(),
@@ -369,12 +378,13 @@ class ConnectionManager:
             self._on_payload,
             self._on_end,
             self.counts,
+            dialled_address,
         )
 
-    def _prefers_new(self, old: ControlLink, inc: int, dialled_by: bytes) -> bool:
+    def _prefers_new(self, old: ControlLink, life: int, dialled_by: bytes) -> bool:
         """Return whether a new link to ``old``'s peer takes its place; both sides decide alike."""
-        if inc != old.hello.inc:
-            return inc > old.hello.inc  # a newer life of the peer
+        if life != old.hello.life:
+            return life > old.hello.life
         if dialled_by == old.dialled_by:
             return True  # who dials again has lost the old one
         age_s = asyncio.get_running_loop().time() - old.since_s
@@ -384,9 +394,9 @@ class ConnectionManager:
 
     def _install(self, link: ControlLink) -> bool:
         """Make ``link`` the peer's control link; return False if there is a better one."""
-        peer_id, inc = link.peer_id, link.hello.inc
+        peer_id, life = link.peer_id, link.hello.life
         old = self._links.get(peer_id)
-        if old is not None and not self._prefers_new(old, inc, link.dialled_by):
+        if old is not None and not self._prefers_new(old, life, link.dialled_by):
             return False
         self._links[peer_id] = link
         self._met.pop(link.remote_ip, None)
@@ -395,16 +405,16 @@ class ConnectionManager:
             del self._met[next(iter(self._met))]
         if old is not None:
             self._retire(old)
-            if old.hello.inc != inc:
+            if old.hello.life != life:
                 self._streams.forget(peer_id)
                 old.close()
-                self._daemon.on_down(peer_id, f"it was restarted (incarnation {inc})")
+                self._daemon.on_down(peer_id, f"it was restarted (life {life})")
             elif link.dialled_by == self.peer_id:
                 old.close(deliver=True)
             else:
                 old.drain()
-        if old is None or old.hello.inc != inc:
-            self._daemon.on_up(peer_id, link.hello.address, inc)
+        if old is None or old.hello.life != life:
+            self._daemon.on_up(peer_id, link.hello.address, link.hello.inc)
         return True
 
     def _retire(self, link: ControlLink) -> None:

@@ -28,13 +28,14 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.version import VERSION
 from atoll.peer.net.wire import Within, message
-from atoll.peer.streams.keys import CIPHERS_MAX, CipherName
+from atoll.peer.streams.keys import CIPHERS_MAX, CONN_ID_BYTES, CipherName
 
 # The versions of the protocol that this program speaks. One is added when an old peer could
 # misunderstand us, and the lowest is dropped where the two cannot work in one run. Version 1 is
-# that of the first atoll 0.1: its hello does not say which program it is.
-PROTOCOL_MIN = 2
-PROTOCOL_MAX = 2
+# that of the first atoll 0.1: its hello does not say which program it is. Version 2 knows no lives,
+# and does not dial for those who cannot.
+PROTOCOL_MIN = 3
+PROTOCOL_MAX = 3
 # A run name, an address and a few numbers; what an unproved connection may make us decode.
 HELLO_BYTES_MAX = 4 << 10
 
@@ -56,10 +57,12 @@ _CREDENTIAL_BYTES_MAX = 1 << 10
 class Hello:
     """Say who speaks, and what for.
 
-    ``address`` is where this peer can be dialled, "" if nowhere; ``ciphers`` what its data streams
-    can do besides TLS, nothing in the first version; ``credential`` and ``role`` what it was
-    granted and wants to be, in a run with an authority; ``program`` the version of atoll, for
-    people, "" in protocol 1.
+    ``life`` is the number of the process: higher with every start of the peer's daemon. ``inc`` is
+    that of its memory as a member, which may change while the process lives. ``address`` is where
+    this peer can be dialled, "" if nowhere; ``ciphers`` what its data streams can do besides TLS,
+    nothing in the first version; ``credential`` and ``role`` what it was granted and wants to be,
+    in a run with an authority; ``program`` the version of atoll, for people, "" in protocol 1;
+    ``offer`` the id of the data stream that the dialler was offered, b"" if it opens its own.
     """
 
     protocol_min: int
@@ -72,6 +75,8 @@ class Hello:
     credential: Annotated[bytes, Within(0, _CREDENTIAL_BYTES_MAX)] = b""
     role: Annotated[str, Within(0, _NAME_CHARACTERS_MAX)] = ""
     program: str = ""
+    life: int = 0
+    offer: Annotated[bytes, Within(0, CONN_ID_BYTES)] = b""
 
     def __post_init__(self) -> None:
         if not _PROGRAM.fullmatch(self.program):
@@ -82,8 +87,8 @@ class Hello:
             raise ValueError(f"connection kind {self.kind[:16]!r}")
         if len(self.run) > _NAME_CHARACTERS_MAX or len(self.address) > _ADDRESS_CHARACTERS_MAX:
             raise ValueError("the run name or the address is too long")
-        if self.inc < 0:
-            raise ValueError("a negative incarnation")
+        if self.inc < 0 or self.life < 0:
+            raise ValueError("a negative incarnation or life")
 
 
 @message(wire="Refused")

@@ -55,6 +55,7 @@ class Site:
             tls=run_tls(home, SECRET),
             run=RUN,
             daemon=SimpleNamespace(
+                life=lambda: 1,
                 incarnation=lambda: 1,
                 advertised=lambda: self.address,
                 on_message=self._hear,

@@ -26,6 +26,7 @@ def link_host(
     """``address``: what it advertises, once it listens. ``streams``: to and from its peers; they
     need the host themselves, so they are asked for when a link comes."""
     daemon = SimpleNamespace(
+        life=lambda: 1,
         incarnation=lambda: 1,
         advertised=address,
         on_message=on_message,

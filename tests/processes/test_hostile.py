@@ -106,6 +106,7 @@ async def break_frames(
         tls=run_tls(home, invite.secret),
         run=invite.run,
         daemon=SimpleNamespace(
+            life=lambda: inc,
             incarnation=lambda: inc,
             advertised=lambda: "",
             on_message=lambda peer, message: None,

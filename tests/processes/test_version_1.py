@@ -130,7 +130,7 @@ def test_a_peer_of_protocol_1_that_dials_is_told_both_versions(tmp_path: Path) -
         assert isinstance(refused, dict)
         assert refused["code"] == VersionError.code
         says = (
-            f"that peer runs atoll {atoll.__version__} (protocol 2), you run an atoll that does"
+            f"that peer runs atoll {atoll.__version__} (protocol 3), you run an atoll that does"
             " not say its version (protocol 1)"
         )
         assert str(refused["what"]).startswith(says)
@@ -161,7 +161,7 @@ def test_a_peer_of_protocol_1_that_is_dialled_is_named_by_its_version(tmp_path: 
         assert heard[0][0] == "Hello"
         assert (
             f"127.0.0.1:{port} runs an atoll that does not say its version (protocol 1), you run"
-            f" atoll {atoll.__version__} (protocol 2)"
+            f" atoll {atoll.__version__} (protocol 3)"
         ) in joiner.text
         assert f"install atoll {atoll.__version__} on that machine too" in joiner.text
 

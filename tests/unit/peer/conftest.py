@@ -27,7 +27,7 @@ class Node:
     """A ConnectionManager and the record of its callbacks."""
 
     def __init__(
-        self, home: Home, tls: RunTls, run: str, inc: int, ciphers: tuple[str, ...]
+        self, home: Home, tls: RunTls, run: str, life: int, ciphers: tuple[str, ...]
     ) -> None:
         self.home, self.tls = home, tls
         self.messages: list[tuple[bytes, object]] = []
@@ -44,14 +44,15 @@ class Node:
             tls=tls,
             run=run,
             daemon=SimpleNamespace(
-                incarnation=lambda: inc,
+                life=lambda: life,
+                incarnation=lambda: life,
                 advertised=lambda: self.address,
                 on_message=lambda peer, msg: self._note(self.messages, (peer, msg)),
                 on_up=self._up,
                 on_down=lambda peer, why: self._note(self.downs, (peer, why)),
                 on_data=lambda peer, stream: self._note(self.streams, stream),
                 note=lambda kind, line: self._note(self.logs, line),
-                on_conflict=lambda inc: self._note(self.conflicts, inc),
+                on_conflict=lambda life: self._note(self.conflicts, life),
             ),
             ciphers=ciphers,
         )
@@ -95,14 +96,14 @@ class Net:
         *,
         run: str = RUN,
         secret: bytes = SECRET,
-        inc: int = 1,
+        life: int = 1,
         ciphers: tuple[str, ...] = CIPHERS,
     ) -> Node:
         """A node with the identity ``name``, which several nodes may share."""
         if name not in self._homes:
             self._homes[name] = Home.open(self._folder / name)
         home = self._homes[name]
-        self._nodes.append(Node(home, run_tls(home, secret), run, inc, ciphers))
+        self._nodes.append(Node(home, run_tls(home, secret), run, life, ciphers))
         return self._nodes[-1]
 
     async def linked(

@@ -39,6 +39,8 @@ class Dials:
         address: str,
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
+        *,
+        anew: bool = False,
     ) -> bytes:
         self.asked.append((address, expect_fingerprint))
         self.begun.set()
@@ -113,7 +115,7 @@ def test_a_copied_home_is_told_at_once() -> None:
     async def scenario(dials: Dials, keeper: Reconnector) -> None:
         reached = keeper.reach_any(ADDRESSES, None)
         await turns()
-        dials.fail(ADDRESSES[2], IdentityInUseError("incarnation 2, yours is 1"))
+        dials.fail(ADDRESSES[2], IdentityInUseError("life 2, yours is 1"))
         with pytest.raises(IdentityInUseError):
             await reached
 
@@ -166,7 +168,7 @@ def test_a_daemon_leaves_although_nobody_answers_its_dials(tmp_path: Path) -> No
 
 def test_a_daemon_that_is_refused_as_an_older_life_ends(tmp_path: Path) -> None:
     async def scenario(daemon: Daemon, dials: Dials) -> None:
-        dials.fail(ADDRESSES[1], IdentityInUseError("incarnation 2, yours is 1"))
+        dials.fail(ADDRESSES[1], IdentityInUseError("life 2, yours is 1"))
 
     with pytest.raises(IdentityInUseError):
         served(tmp_path, scenario, [])
@@ -182,7 +184,7 @@ def test_a_linked_daemon_that_is_refused_as_an_older_life_ends(tmp_path: Path) -
         await dials.begun.wait()
         await turns()
         assert "ready" in lines
-        dials.fail(ADDRESSES[0], IdentityInUseError("incarnation 2, yours is 1"))
+        dials.fail(ADDRESSES[0], IdentityInUseError("life 2, yours is 1"))
 
     lines: list[str] = []
     with pytest.raises(IdentityInUseError):

@@ -80,6 +80,7 @@ class Site:
             tls=run_tls(home, b"s" * 32),
             run="demo",
             daemon=SimpleNamespace(
+                life=lambda: self.me.inc,
                 incarnation=lambda: self.me.inc,
                 advertised=lambda: self.me.address,
                 on_message=self._on_message,

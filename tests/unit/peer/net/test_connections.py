@@ -149,7 +149,8 @@ from atoll.peer.net.connections import ConnectionManager
 
 async def main():
     home = Home.open(sys.argv[1])
-    daemon = types.SimpleNamespace(incarnation=lambda: 1, advertised=str, on_message=print,
+    daemon = types.SimpleNamespace(
+        life=lambda: 1, incarnation=lambda: 1, advertised=str, on_message=print,
         on_up=print, on_down=print, on_data=print, note=print)
     host = ConnectionManager(peer_id=home.peer_id, tls=run_tls(home, bytes(range(32))), run="demo",
         daemon=daemon)
@@ -247,7 +248,7 @@ def test_another_version_is_refused_by_the_acceptor(net: Net) -> None:
         answer = await say(b, await a.listen(), Hello(7, 9, "demo", CONTROL, 1, ""))
         assert isinstance(answer, Refused)
         assert answer.code == VersionError.code
-        assert "(protocol 2), you run an atoll that does not say its version" in answer.what
+        assert "(protocol 3), you run an atoll that does not say its version" in answer.what
         assert "(protocols 7 to 9)" in answer.what
         assert (answer.protocol_min, answer.protocol_max) == (PROTOCOL_MIN, PROTOCOL_MAX)
         assert answer.program == atoll.__version__
@@ -268,7 +269,7 @@ def test_another_version_is_refused_by_the_dialler(
             return strange
 
         monkeypatch.setattr(Dial, "greet", lambda self, channel, mine: greet(channel, mine))
-        with pytest.raises(VersionError, match=r"\(protocols 7 to 9\), you run .*\(protocol 2\)"):
+        with pytest.raises(VersionError, match=r"\(protocols 7 to 9\), you run .*\(protocol 3\)"):
             await b.host.dial(address)
         assert not b.ups
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
-from atoll.peer.net.hello import CONTROL, Hello, Refused
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 async def two_lives(net: Net) -> tuple[Node, Node, Node]:
     """A node c, and the older and the newer life of "a", of which the newer has a link to c."""
-    c, older, newer = net.node("c"), net.node("a", inc=1), net.node("a", inc=2)
+    c, older, newer = net.node("c"), net.node("a", life=1), net.node("a", life=2)
     await newer.host.dial(await c.listen())
     return c, older, newer
 
@@ -24,7 +23,7 @@ async def two_lives(net: Net) -> tuple[Node, Node, Node]:
 def test_the_older_life_that_dials_a_third_peer_is_told_both_numbers(net: Net) -> None:
     async def scenario() -> None:
         c, older, newer = await two_lives(net)
-        with pytest.raises(IdentityInUseError, match=r"incarnation 2 .*, yours is 1") as caught:
+        with pytest.raises(IdentityInUseError, match=r"life 2 .*, yours is 1") as caught:
             await older.host.dial(c.address)
         assert caught.value.exit_code == 2
         assert [up[2] for up in c.ups] == [2]
@@ -42,7 +41,7 @@ def test_the_older_life_that_is_dialled_gets_no_link(net: Net) -> None:
         assert await c.host.dial(await older.listen()) == newer.id
         await older.until(lambda: older.downs)  # and so it dials, and is told
         assert older.downs == [(c.id, "the other side said goodbye")]
-        assert c.host._links[newer.id].hello.inc == 2
+        assert c.host._links[newer.id].hello.life == 2
         assert not c.downs
 
     net.run(scenario())
@@ -63,8 +62,8 @@ def test_the_newer_life_without_a_link_is_the_one_that_goes(net: Net) -> None:
     """It was just started; the other may hold all that there is of the run."""
 
     async def scenario() -> None:
-        older, newer = net.node("a", inc=1), net.node("a", inc=2)
-        with pytest.raises(IdentityInUseError, match="incarnation 1, ours 2"):
+        older, newer = net.node("a", life=1), net.node("a", life=2)
+        with pytest.raises(IdentityInUseError, match="life 1, ours 2"):
             await newer.host.dial(await older.listen())
         assert not older.conflicts
 
@@ -74,31 +73,30 @@ def test_the_newer_life_without_a_link_is_the_one_that_goes(net: Net) -> None:
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_older_life_that_dials_the_newer_goes(net: Net, linked: bool) -> None:
     async def scenario() -> None:
-        c, older, newer = net.node("c"), net.node("a", inc=1), net.node("a", inc=2)
+        c, older, newer = net.node("c"), net.node("a", life=1), net.node("a", life=2)
         if linked:
             await older.host.dial(await c.listen())
-        with pytest.raises(IdentityInUseError, match="incarnation 2, ours 1"):
+        with pytest.raises(IdentityInUseError, match="life 2, ours 1"):
             await older.host.dial(await newer.listen())
         assert not newer.conflicts
 
     net.run(scenario())
 
 
-def test_a_dial_that_began_before_our_own_renewal_is_no_conflict(net: Net) -> None:
-    """Meanwhile this process has become incarnation 2, and has a link as such."""
+def test_a_new_incarnation_of_one_process_is_no_conflict(net: Net) -> None:
+    """Its life is the same, so its links and those that it makes meanwhile are its own."""
 
     async def scenario() -> None:
-        a, c = net.node("a", inc=1), net.node("c")
-
-        async def renew_and_refuse(channel: object, peer_id: bytes, theirs: Hello) -> Refused:
-            assert (theirs.kind, theirs.inc) == (CONTROL, 1)
-            a.host._daemon.incarnation = lambda: 2
-            return Refused(IdentityInUseError.code, "incarnation 2 is linked")
-
-        address = await c.listen()
-        c.host.greet = renew_and_refuse
-        with pytest.raises(ConnectError, match="our new incarnation"):
-            await a.host.dial(address)
+        a, b = net.node("a", life=1), net.node("b")
+        await a.host.dial(await b.listen())
+        a.host._daemon.incarnation = lambda: 2
+        await b.host.dial(await a.listen())
+        stream = await b.host.open_data(a.id, a.address)
+        await a.until(lambda: a.streams)
+        for end in (stream, *a.streams):
+            end.close()
+        assert not (a.downs + b.downs)
+        assert not a.conflicts
 
     net.run(scenario())
 
@@ -107,7 +105,7 @@ def test_dials_at_once_to_a_third_peer_and_to_the_older_life(net: Net) -> None:
     """Whatever comes first, exactly one of the two goes."""
 
     async def scenario() -> None:
-        c, older, newer = net.node("c"), net.node("a", inc=1), net.node("a", inc=2)
+        c, older, newer = net.node("c"), net.node("a", life=1), net.node("a", life=2)
         addresses = await older.listen(), await c.listen()
         answers = await asyncio.gather(
             *(newer.host.dial(address) for address in addresses), return_exceptions=True

@@ -140,12 +140,12 @@ def test_a_peer_that_lost_its_link_may_dial_again(
 def test_a_newer_life_takes_the_place_of_the_older(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
-        again = net.node("b", inc=2)
+        again = net.node("b", life=2)
         await again.host.dial(a.address)
         assert a.ups == [(b.id, "", 1), (b.id, "", 2)]
-        assert a.downs == [(b.id, "it was restarted (incarnation 2)")]
+        assert a.downs == [(b.id, "it was restarted (life 2)")]
         await b.until(lambda: b.downs)
-        with pytest.raises(IdentityInUseError, match=r"incarnation 2 .*, yours is 1"):
+        with pytest.raises(IdentityInUseError, match=r"life 2 .*, yours is 1"):
             await b.host.dial(a.address)
         assert a.host.send(b.id, RaceNote(1))
         await again.until(lambda: again.messages)

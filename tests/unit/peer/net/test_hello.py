@@ -106,10 +106,10 @@ def test_a_version_of_a_program_is_short_and_plain(program: str) -> None:
 
 
 def test_who_is_refused_as_an_older_life_knows_that_its_home_was_copied() -> None:
-    error = refusal_error(Refused(IdentityInUseError.code, "incarnation 2, yours is 1"), "a:1")
+    error = refusal_error(Refused(IdentityInUseError.code, "life 2, yours is 1"), "a:1")
     assert type(error) is IdentityInUseError
     assert error.exit_code == 2
-    assert "incarnation 2, yours is 1" in error.what
+    assert "life 2, yours is 1" in error.what
     assert "never copy a home" in error.fix
 
 

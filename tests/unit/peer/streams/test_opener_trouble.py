@@ -147,10 +147,10 @@ def test_a_host_closes_while_it_opens_a_stream(net: Net, monkeypatch: pytest.Mon
 def test_a_former_life_gets_no_key(net: Net) -> None:
     async def scenario() -> None:
         a, b = await net.linked()
-        link = SimpleNamespace(peer_id=b.id, hello=SimpleNamespace(inc=0), remote_ip="127.0.0.1")
+        link = SimpleNamespace(peer_id=b.id, hello=SimpleNamespace(life=0), remote_ip="127.0.0.1")
         assert a.host._streams.on_message(cast("Any", link), StreamAsked(1, CIPHERS))
         assert grants_of(a) == 0
-        again = net.node("b", inc=2)
+        again = net.node("b", life=2)
         await key_of(a, b)
         assert grants_of(a) == 1
         await again.host.dial(a.address)
