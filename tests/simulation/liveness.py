@@ -69,7 +69,9 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
         return Outlook("memory errors without a majority against them")
     waits_s = max([meeting_s, *filter(None, wanting)])
     waits_s += _handing_over_s(arena)
-    return Outlook("recovered", True, min(able) + several + waits_s, _has_hub(arena, left))
+    # Of several lineages one may be of somebody who can only dial out, and the others meet first.
+    everyone = _has_hub(arena, left) and (len(tips) == 1 or not arena.outbound)
+    return Outlook("recovered", True, min(able) + several + waits_s, everyone)
 
 
 def _handing_over_s(arena: Arena) -> float:
@@ -166,6 +168,8 @@ def _prospect(arena: Arena, view: View, staying: Iterable[Host]) -> float | None
     for each in {view, *bound}:
         present = _voters(each, staying)
         if not _is_linked_quorum(arena, each, present):
+            if arena.outbound or arena.unlinkable:
+                return None  # each who goes on alone knows less than all together
             able = [n for n in present.values() if not n.follower.unsynced]
             if not each.may_fork or not able:
                 return None
@@ -201,8 +205,8 @@ def _wants_trainers(arena: Arena, tips: list[View], left: set[str]) -> float | N
     many never come. Nobody trains in a lineage of too few until the others are met."""
     needed = max(arena.options.min_trainers, *arena.checker.decisions.asked, 1)
     hosts = [h for h in arena.hosts.values() if h.name not in left and h.trains]
-    if needed > 1 and len(tips) > 1 and arena.outbound and not _has_hub(arena, left):
-        return None  # two lineages that never meet
+    if needed > 1 and arena.outbound and not _has_hub(arena, left):
+        return None  # each goes on alone, and they never meet
     able = [host for host in hosts if host.node.me.role == REPLICA]
     if needed > 1 and len(able) < needed:
         return None
