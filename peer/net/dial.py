@@ -123,6 +123,13 @@ class Dial:
         await channel.send(mine)
         return await channel.receive()
 
+    async def ask(self, channel: TlsChannel, mine: Hello, question: object, answer: type) -> object:
+        """Send our hello and a question; return the answer, or a refusal."""
+        self._stage = "answer"
+        await channel.send(mine)
+        await channel.send(question)
+        return await channel.receive_of(Refused, answer)
+
     @property
     def _where(self) -> str:
         elapsed_s = time.monotonic() - self._started_s
