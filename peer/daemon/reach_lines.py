@@ -49,11 +49,11 @@ def _outbound(own: OwnReach, port: int) -> str:
     failed = [one for one in own.found.answers if one.outcome != OK]
     lines = [
         f"this peer is outbound: others cannot dial it at {where}: {_dials(failed)}",
-        "it trains fully all the same, as long as others of the run can be dialled: they have it"
+        "It trains fully all the same, as long as others of the run can be dialled: they have it"
         f" dial them. To be dialled too: {how_to_open(port)} ({PAGE})",
     ]
     if any(one.outcome == OTHER for one in failed):
-        lines.append("two peers behind one router need two ports: --listen 0.0.0.0:PORT")
+        lines.append("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
     return "\n".join(lines)
 
 

@@ -239,7 +239,7 @@ def test_an_outbound_peer_reads_who_got_what_and_what_to_do() -> None:
     text = describe_reach(own, ADDRESS, PORT)
     assert "found another program or peer there" in text
     assert "got a refusal after 50 ms" in text
-    assert text.endswith("two peers behind one router need two ports: --listen 0.0.0.0:PORT")
+    assert text.endswith("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
 
 
 def test_a_private_address_that_is_forwarded_is_said_to_be() -> None:
