@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import replace
 from typing import Literal
 
@@ -53,7 +53,6 @@ from atoll.peer.streams.opener import StreamOpener
 from atoll.peer.streams.stream import DataStream
 
 LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
-DIALLED_AT_MAX = LINKS_MAX  # addresses that have led to a peer, the latest
 MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
 
 
@@ -80,14 +79,13 @@ class ConnectionManager:
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
+        self.outbound: Container[bytes] = ()  # peers that cannot be dialled from outside
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
         self._policy = policy or AdmissionPolicy()
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
-        # Where this process itself has dialled peers with success, the latest last.
-        self.dialled_at: dict[bytes, str] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
         self._streams = StreamOpener(ciphers, congestion, self)
@@ -168,25 +166,27 @@ class ConnectionManager:
         address: str,
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
+        *,
+        anew: bool = False,
     ) -> bytes:
         """Make a control link, or find that there is one, and return the peer's id.
 
+        ``anew``: the one that there is does not reach the peer any more, and is to be replaced.
         Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
         IdentityInUseError.
         """
-        if expect_peer is not None and expect_peer in self._links:
+        if expect_peer is not None and expect_peer in self._links and not anew:
             return expect_peer
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint
         )
-        self._dialled(peer_id, address)
         linked = peer_id in self._links
         if isinstance(answer, Refused):
             channel.close()
             if answer.code == DUPLICATE and linked:
                 return peer_id
             raise refusal_error(answer, address)
-        link = self._link(channel, peer_id, answer, dialled_by=self.peer_id)
+        link = self._link(channel, peer_id, answer, self.peer_id, address)
         if not self._install(link):
             self._retire(link)
             if answer.life < self._links[peer_id].hello.life:
@@ -219,12 +219,12 @@ class ConnectionManager:
         """Take the connection of a data stream, behind its first byte, or raise."""
         await self._streams.accept(sock)
 
-    async def call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
+    async def call_tls(self, peer_id: bytes, address: str, offer: bytes = b"") -> TlsSocket:
         """Return a connection for a data stream through TLS, when both sides have said hello.
 
-        Raises the error of a refusal.
+        ``offer``: the id of the stream that was offered to us. Raises the error of a refusal.
         """
-        channel, _, answer = await self._call(DATA, address, peer_id, None)
+        channel, _, answer = await self._call(DATA, address, peer_id, None, offer)
         if isinstance(answer, Refused):
             channel.close()
             raise refusal_error(answer, address)
@@ -259,25 +259,24 @@ class ConnectionManager:
 
     async def ask_reach(self, peer_id: bytes, address: str, port: int) -> Reached:
         """Ask a member whether this peer can be dialled at ``port`` (reach.py)."""
-        dialled = tuple(list(self.dialled_at)[-DIALLED_MAX:])
-        asked = AskReach(port, dialled)
+        dialled = [peer for peer, link in self._links.items() if link.dialled_address]
+        asked = AskReach(port, tuple(dialled[-DIALLED_MAX:]))
         mine = self._hello(REACH)
         return await ask_reach(self.attempt(address), self._tls.client, mine, asked, peer_id)
 
-    def _dialled(self, peer_id: bytes, address: str) -> None:
-        self.dialled_at.pop(peer_id, None)
-        self.dialled_at[peer_id] = address
-        if len(self.dialled_at) > DIALLED_AT_MAX:
-            del self.dialled_at[next(iter(self.dialled_at))]
-
     async def _call(
-        self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
+        self,
+        kind: str,
+        address: str,
+        expect_peer: bytes | None,
+        expect_fingerprint: bytes | None,
+        offer: bytes = b"",
     ) -> tuple[TlsChannel, bytes, Hello | Refused]:
         """Dial and say hello; return the channel, the peer's id and its answer.
 
         Raises an error if that peer is this one.
         """
-        mine = self._hello(kind)
+        mine = replace(self._hello(kind), offer=offer)
         attempt = self.attempt(address)
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
@@ -370,10 +369,10 @@ class ConnectionManager:
         link = self._links.get(peer_id)
         if link is None or link.hello.life != theirs.life:
             return Refused(ConnectError.code, "a data stream needs a control link first")
-        if why_not := self._streams.why_full(peer_id):
+        if why_not := self._streams.why_not_tls(peer_id, theirs.offer):
             return Refused(ConnectError.code, why_not)
         await channel.send(mine)
-        self._streams.accept_tls(link, channel.take())
+        self._streams.accept_tls(link, channel.take(), theirs.offer)
         return None
 
     def _hello(self, kind: str) -> Hello:
@@ -386,7 +385,12 @@ class ConnectionManager:
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(
-        self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
+        self,
+        channel: TlsChannel,
+        peer_id: bytes,
+        theirs: Hello,
+        dialled_by: bytes,
+        dialled_address: str = "",
     ) -> ControlLink:
         return ControlLink(
             channel.take(),
@@ -396,6 +400,7 @@ class ConnectionManager:
             self._on_payload,
             self._on_end,
             self.counts,
+            dialled_address,
         )
 
     def _prefers_new(self, old: ControlLink, life: int, dialled_by: bytes) -> bool:
