@@ -315,7 +315,7 @@ class Daemon:
             (ABOUT_BANS, self.parts.admission.on_ban_message),
             (ABOUT_AUDITS, self.parts.audits.on_message),
             (AboutLinks, self.parts.monitor.on_message),
-            (ReachTold, self.parts.reach.on_message),
+            (ReachTold, self._on_reach_told),
             (StreamPlan, self.parts.planner.on_message),
             (FetchKept, self.executor.kept_server.on_fetch_kept),
             (ResultHead, self.executor.fetcher.on_head),
@@ -344,8 +344,13 @@ class Daemon:
     def _on_membership(self, peer: bytes, message: object) -> None:
         self.feed(ev.Received(peer, self.executor.believed(message)))
 
+    def _on_reach_told(self, peer: bytes, told: ReachTold) -> None:
+        self.parts.reach.on_message(peer, told)
+        streams = self.executor.streams
+        streams.know(peer, self.parts.reach.address_of(peer, streams.address(peer)))
+
     def on_up(self, peer: bytes, address: str, inc: int) -> None:
-        self.executor.streams.know(peer, address)
+        self.executor.streams.know(peer, self.parts.reach.address_of(peer, address))
         self.parts.reconnector.answered(address, peer)
         self.parts.admission.linked(peer)
         self.parts.reach.linked(peer)
@@ -447,7 +452,8 @@ class Daemon:
         self.executor.installed(view)
         for member in view.members:
             if member.peer != self.parts.home.peer_id:
-                self.executor.streams.know(member.peer, member.address)
+                address = self.parts.reach.address_of(member.peer, member.address)
+                self.executor.streams.know(member.peer, address)
                 if member.peer in self.host.link_peers():
                     self.executor.streams.warm(member.peer)
         self.spawn(self.parts.addresses.save_view(view))

@@ -112,8 +112,7 @@ def alone(names: Sequence[str], count: int, port: int) -> str:
         f"no link to {whom}: this peer is outbound, and so are they or they are silent. Two"
         " outbound peers cannot reach each other: one of them needs an open port"
         f" ({how_to_open(port)}), or a relay between them, which atoll does not have yet"
-        f" ({PAGE}). One peer that can be dialled is enough for all: a machine with a public"
-        " address that joins, for example"
+        f" ({PAGE}). One more peer that trains and can be dialled would do, too"
     )
 
 

@@ -16,7 +16,7 @@ from atoll.peer.daemon.reach_lines import PAGE, alone, describe_reach
 from atoll.peer.daemon.reachability import (
     AskableMember,
     DialledBy,
-    OutboundPeers,
+    OthersReach,
     OwnReach,
     ReachState,
     leads_here,
@@ -47,7 +47,7 @@ class ReachWatch:
         host.outbound = self
         self._loop = asyncio.get_running_loop()
         self.own = OwnReach()
-        self._others = OutboundPeers()
+        self._others = OthersReach()
         self._wake = asyncio.Event()
         self._fed = False  # what the machine was told
         self._told = ReachTold(False)  # ... and the others
@@ -62,6 +62,28 @@ class ReachWatch:
     def is_outbound(self, peer: bytes) -> bool:
         """Return whether ``peer`` is known to be one that nobody can dial; this one too."""
         return self.own.outbound if peer == self._host.peer_id else self._others.is_outbound(peer)
+
+    def address_of(self, peer: bytes, advertised: str) -> str:
+        """Return where to dial ``peer``, which advertises an address.
+
+        That is where others have dialled it; but what it advertises where its router is ours too:
+        few routers let their own machines in by that way.
+        """
+        told = self._others.address_of(peer)
+        if not told or self.own.found is None:
+            return told or advertised
+        same_router = told.rpartition(":")[0].strip("[]") == self.own.found.observed
+        return advertised if same_router else told
+
+    def _works_at(self) -> str:
+        """Return where others have dialled this peer, if it advertises an address of no use there.
+
+        Its router's address, that is, where the port is forwarded; else "".
+        """
+        host, port = parse_address(self._node.me.address)
+        private = address_kind(host) not in (PUBLIC, NAME)
+        reached = self.own.state is ReachState.REACHABLE and self.own.at not in ("", host)
+        return format_address(self.own.at, port) if private and reached else ""
 
     # ------------------------------------------------------------ what the daemon reports
 
@@ -98,6 +120,8 @@ class ReachWatch:
 
     def _step(self) -> None:
         now_s = self._loop.time()
+        if self._node.known_view is not None:
+            self._others.coordinator = self._node.known_view.coordinator
         self.own.tick(now_s)
         member = self.own.next_asked(self._askable(), self._own_ip(), now_s)
         if member is not None:
@@ -176,8 +200,8 @@ class ReachWatch:
             self._daemon.feed(ev.Reach(outbound))
         view = self._node.view
         leads = view is not None and self._node.coordinator is not None
-        others = self._others.known(view.peers) if leads and view is not None else ()
-        told = ReachTold(outbound, others)
+        handed_on = self._others.hand_on(view.peers) if leads and view is not None else ((), ())
+        told = ReachTold(outbound, handed_on[0], self._works_at(), handed_on[1])
         if told != self._told:
             self._told = told
             for peer in self._host.link_peers():
@@ -218,9 +242,7 @@ class ReachWatch:
         """
         me = self._node.me
         if not self.own.outbound:
-            host, port = parse_address(me.address)
-            is_ours = not self.own.at or address_kind(host) in (PUBLIC, NAME)
-            return me.address if is_ours else format_address(self.own.at, port), me.peer
+            return self._works_at() or me.address, me.peer
         view = self._node.known_view
         for member in view.members if view is not None else ():
             link = self._host.link_of(member.peer)

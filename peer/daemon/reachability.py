@@ -14,7 +14,7 @@ it so may have had trouble of its own. A member that has dialled us by itself, f
 is proof too, as long as nothing speaks against it.
 
 An *outbound* peer is a full trainer: others ask it to dial where they would have dialled it. What
-others say of themselves is kept for each peer (:class:`OutboundPeers`), because who dials whom, who
+others say of themselves is kept for each peer (:class:`OthersReach`), because who dials whom, who
 coordinates and what is planned depends on it. It is in no view: each change would be a new view.
 """
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -29,11 +30,11 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.net.address_kind import NAME, PUBLIC, address_kind
 from atoll.peer.net.connection_limits import origin_of
-from atoll.peer.net.reach_messages import OK, ReachAnswer, ReachTold
+from atoll.peer.net.reach_messages import OK, ReachAnswer, ReachAt, ReachTold
 
 # Without an answer so soon after the first question "not confirmed yet" is said: with the time that
 # a daemon takes to start and to make its first link that is within 3 s.
-LATE_S = 1.0
+LATE_S = 0.5
 # While nothing is known, the next member is asked so soon after the last one.
 NEXT_S = 1.0
 # A member dials for the same asker once a minute (net/reach.py); where nothing is certain yet it is
@@ -263,38 +264,56 @@ class OwnReach:
         self.state = next_reach_state(self.state, trigger)
 
 
-class OutboundPeers:
-    """Remember which peers are outbound: what each says of itself, and what coordinators hand on.
+class OthersReach:
+    """Remember which peers are outbound, and where others can be dialled.
 
-    A peer's own word counts for more than what another says of it.
+    It is what each says of itself, and what the coordinator hands on: nobody else is heard about
+    third peers, and a peer's own word counts for more.
     """
 
     def __init__(self) -> None:
-        self._own_word: OrderedDict[bytes, bool] = OrderedDict()
-        self._handed_on: dict[bytes, frozenset[bytes]] = {}  # by whom, of linked peers
+        self._own_word: OrderedDict[bytes, ReachTold] = OrderedDict()
+        self._handed_on: dict[bytes, ReachTold] = {}  # by whom, of linked peers
+        self.coordinator = b""
 
     def told(self, peer: bytes, message: ReachTold) -> None:
-        self._own_word[peer] = message.outbound
+        self._own_word[peer] = replace(message, others=(), addresses=())
         self._own_word.move_to_end(peer)
         if len(self._own_word) > PEERS_MAX:
             self._own_word.popitem(last=False)
         self._handed_on.pop(peer, None)
-        if message.others:
-            self._handed_on[peer] = frozenset(message.others)
+        if message.others or message.addresses:
+            self._handed_on[peer] = message
 
     def unlinked(self, peer: bytes) -> None:
         """Forget what ``peer`` has said of others; what it said of itself may be true still."""
         self._handed_on.pop(peer, None)
 
     def is_outbound(self, peer: bytes) -> bool:
-        said = self._own_word.get(peer)
-        if said is not None:
-            return said
-        return any(peer in others for others in self._handed_on.values())
+        own = self._own_word.get(peer)
+        if own is not None:
+            return own.outbound
+        told = self._handed_on.get(self.coordinator)
+        return told is not None and peer in told.others
 
-    def known(self, peers: Collection[bytes]) -> tuple[bytes, ...]:
-        """Return which of these have said themselves that they are outbound, sorted."""
-        return tuple(sorted(peer for peer in peers if self._own_word.get(peer)))[:MEMBERS_MAX]
+    def address_of(self, peer: bytes) -> str:
+        """Return where ``peer`` can be dialled, if that is not what it advertises; else ""."""
+        own = self._own_word.get(peer)
+        if own is not None:
+            return own.address
+        told = self._handed_on.get(self.coordinator)
+        addresses = told.addresses if told is not None else ()
+        return next((at.address for at in addresses if at.peer == peer), "")
+
+    def hand_on(self, peers: Collection[bytes]) -> tuple[tuple[bytes, ...], tuple[ReachAt, ...]]:
+        """Return which of these have said that they are outbound, and where others can be dialled.
+
+        Nothing is handed on that was handed on.
+        """
+        said = [(p, self._own_word[p]) for p in sorted(peers) if p in self._own_word]
+        said = said[:MEMBERS_MAX]
+        outbound = tuple(peer for peer, told in said if told.outbound)
+        return outbound, tuple(ReachAt(peer, told.address) for peer, told in said if told.address)
 
 
 def leads_here(advertised: Collection[str], observed: str) -> bool:

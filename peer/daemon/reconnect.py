@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.peer.daemon.options import DaemonOptions
@@ -74,6 +75,16 @@ class KnownAddresses:
                 self._log.note("disk", f"cannot save the run's addresses in {where}: {error}")
 
 
+class KnownReach(Protocol):
+    """Know which peers cannot be dialled, and where the others can."""
+
+    def __contains__(self, peer: object, /) -> bool:
+        """Return whether a peer is outbound: nobody can dial it."""
+
+    def address_of(self, peer: bytes, advertised: str, /) -> str:
+        """Return where to dial a peer, which advertises an address."""
+
+
 class Reconnector:
     """Keep this peer linked to the members of its run, in the event loop of the daemon."""
 
@@ -81,12 +92,12 @@ class Reconnector:
         self,
         host: ConnectionManager,
         streams: Streams,
-        outbound: Container[bytes],
+        reach: KnownReach,
         daemon: ReconnectPort,
     ) -> None:
         self._host = host
         self._streams = streams
-        self._outbound = outbound
+        self._reach = reach
         self._daemon = daemon
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
@@ -189,6 +200,8 @@ class Reconnector:
         ``anew``: also if there is a link to ``peer``, to replace it.
         """
         now_s = asyncio.get_running_loop().time()
+        if peer is not None and not anew:
+            address = self._reach.address_of(peer, address)
         not_before_s, delay_s = self._pauses.get(address, (0.0, REDIAL_S / 2))
         if not address or now_s < not_before_s:
             return
@@ -207,7 +220,7 @@ class Reconnector:
                 if len(self._failed) > ADDRESSES_MAX:
                     del self._failed[next(iter(self._failed))]
             # Whoever is outbound may be near, behind the same router; that it is not is no error.
-            if isinstance(error, IdentityInUseError) or not (peer and peer in self._outbound):
+            if isinstance(error, IdentityInUseError) or not (peer and peer in self._reach):
                 self._daemon.dial_failed(error)
             return
         if anew:
@@ -225,7 +238,8 @@ class Reconnector:
         and of a peer that is not outbound: a router that has forgotten a mapping refuses too, in
         the name of a peer that lives.
         """
-        reached = peer in self._streams.reached and peer not in self._outbound
+        address = self._reach.address_of(peer, address)
+        reached = peer in self._streams.reached and peer not in self._reach
         timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
         answer: str = "silent"
         for attempt in range(PROBE_TRIES if address else 0):

@@ -198,7 +198,9 @@ class Dial:
         where = self._where
         fix = {
             "DNS": f"check the spelling of {self.host}, or use its IP address",
-            "TCP": how_to_be_dialled(self.host, self.port, silent=isinstance(error, TimeoutError)),
+            "TCP": how_to_be_dialled(
+                self.host, self.port, silent=not isinstance(error, ConnectionRefusedError)
+            ),
         }.get(self._stage, "is that an atoll port? if so, look at the log of the peer there")
         what = f"cannot reach {where}: {reason_of(error)}"
         return ConnectError(what, fix=fix, stage=self._stage)

@@ -28,6 +28,7 @@ HELPERS_MAX = 2  # members that dial for whoever was asked: one may be in a stra
 DIALLED_MAX = 32
 IP_CHARACTERS_MAX = 64
 PROGRAM_CHARACTERS_MAX = 64
+ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
 PORT_MAX = (1 << 16) - 1
 
 
@@ -105,17 +106,29 @@ class DialledBack:
         _check(self.outcome, self.took_s)
 
 
+@message(wire="ReachAt")
+class ReachAt:
+    """Say that ``peer`` has told where it can be dialled."""
+
+    peer: PeerId
+    address: Annotated[str, Within(1, ADDRESS_CHARACTERS_MAX)]
+
+
 @message(wire="ReachTold")
 @dataclass(frozen=True, slots=True)
 class ReachTold:
     """Tell a linked peer whether the sender is outbound: one that nobody can dial.
 
-    ``others``: peers that have told the sender the same of themselves. Only the coordinator hands
-    that on: it has a link to everybody, and n peers send n messages then, not n squared.
+    ``address``: where others have dialled it, if that is not what it advertises: its router's
+    address, where the port is forwarded. ``others``, ``addresses``: what peers have told the sender
+    of themselves. Only the coordinator hands that on: it has a link to everybody, and n peers send
+    n messages then, not n squared.
     """
 
     outbound: bool
     others: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)] = ()
+    address: Annotated[str, Within(0, ADDRESS_CHARACTERS_MAX)] = ""
+    addresses: Annotated[tuple[ReachAt, ...], Within(0, MEMBERS_MAX)] = ()
 
 
 def _check(outcome: str, took_s: float) -> None:

@@ -104,8 +104,8 @@ ELSEWHERE = """
 """
 PARTS_OF_MESSAGES = """
     Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
-    Newcomer Operation Origin Proof ReachAnswer Replayed Report Resultant Reveal Rules Run Shown
-    Statement Terms Verdict View Vote Withholding
+    Newcomer Operation Origin Proof ReachAnswer ReachAt Replayed Report Resultant Reveal Rules Run
+    Shown Statement Terms Verdict View Vote Withholding
 """
 
 

@@ -17,7 +17,7 @@ from atoll.peer.daemon.reachability import (
     UNCONFIRMED_AGAIN_S,
     AskableMember,
     DialledBy,
-    OutboundPeers,
+    OthersReach,
     OwnReach,
     ReachState,
     ReachTrigger,
@@ -26,7 +26,15 @@ from atoll.peer.daemon.reachability import (
     next_reach_state,
 )
 from atoll.peer.membership.view import short
-from atoll.peer.net.reach_messages import OK, OTHER, REFUSED, SILENT, ReachAnswer, ReachTold
+from atoll.peer.net.reach_messages import (
+    OK,
+    OTHER,
+    REFUSED,
+    SILENT,
+    ReachAnswer,
+    ReachAt,
+    ReachTold,
+)
 
 A, B, C = (bytes([n]) * 32 for n in (1, 2, 3))
 HERE, THERE, ELSEWHERE = "203.0.113.7", "203.0.113.9", "198.51.100.4"
@@ -186,15 +194,17 @@ def test_lost_links_and_a_new_own_address_are_reasons_to_ask() -> None:
 
 
 def test_what_a_peer_says_of_itself_beats_what_others_say() -> None:
-    others = OutboundPeers()
+    others = OthersReach()
     assert not others.is_outbound(B)
     others.told(A, ReachTold(False, (B, C)))
+    assert not others.is_outbound(B)
+    others.coordinator = A
     assert others.is_outbound(B)
-    assert others.known([A, B, C]) == ()  # nobody hands on what was handed on
+    assert others.hand_on([A, B, C]) == ((), ())  # nobody hands on what was handed on
     others.told(B, ReachTold(False))
     assert not others.is_outbound(B)
     others.told(C, ReachTold(True))
-    assert others.known([A, B, C]) == (C,)
+    assert others.hand_on([A, B, C]) == ((C,), ())
     others.unlinked(A)
     others.unlinked(C)
     assert others.is_outbound(C)  # nobody has said otherwise
@@ -204,8 +214,20 @@ def test_what_a_peer_says_of_itself_beats_what_others_say() -> None:
     assert not others.is_outbound(C)
 
 
+def test_where_others_can_be_dialled_is_handed_on_once() -> None:
+    others = OthersReach()
+    others.coordinator = A
+    assert others.address_of(B) == ""
+    others.told(A, ReachTold(False, (), "198.51.100.4:1", (ReachAt(B, "192.0.2.3:1"),)))
+    assert others.address_of(A) == "198.51.100.4:1"
+    assert others.address_of(B) == "192.0.2.3:1"
+    assert others.hand_on([A, B]) == ((), (ReachAt(A, "198.51.100.4:1"),))
+    others.told(B, ReachTold(False))
+    assert others.address_of(B) == ""
+
+
 def test_others_are_remembered_in_bounded_memory() -> None:
-    others = OutboundPeers()
+    others = OthersReach()
     for number in range(PEERS_MAX + 10):
         others.told(number.to_bytes(32, "big"), ReachTold(True))
     assert len(others._own_word) == PEERS_MAX
