@@ -11,6 +11,7 @@ from atoll.peer.net.address_kind import LOOPBACK, NAME, PUBLIC, WORDS, address_k
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.reach_messages import OK, OTHER, OUTCOMES, REFUSED, ReachAnswer
 
+NAMES_MAX = 8  # peers that a line names
 PAGE = "docs/reachability.md"
 
 
@@ -107,7 +108,8 @@ def alone(names: Sequence[str], count: int, port: int) -> str:
 
     ``names``: of the members without a link, of ``count`` others.
     """
-    whom = "the other member" if count == 1 else f"{listed(names)} of {count} others"
+    shown = [*names[:NAMES_MAX], *(["others"] if len(names) > NAMES_MAX else [])]
+    whom = "the other member" if count == 1 else f"{listed(shown)}, of {count} others"
     return (
         f"no link to {whom}: this peer is outbound, and so are they or they are silent. Two"
         " outbound peers cannot reach each other: one of them needs an open port"

@@ -65,6 +65,8 @@ PAUSE_S = 60.0
 ASKERS_MAX = 1024  # ... and so many are remembered: 200 KiB
 # Identities cost nothing, so addresses count too: machines of one household that start together.
 PER_ADDRESS_MAX = 10
+# ... and what one member may have another dial in that time, or a liar could have it scan networks.
+PER_MEMBER_MAX = 60
 AT_ONCE_MAX = 8  # dial-backs under way, each a descriptor
 # A dial's end that tells of the machine that dials: no route, no such protocol, its own firewall.
 _OWN_TROUBLE: Final = frozenset(
@@ -92,12 +94,15 @@ class DialBackLimits:
     def __init__(self) -> None:
         self._asked_s: OrderedDict[tuple[bytes | int, ...], float] = OrderedDict()
         self._minute = 0
-        self._of_address: Counter[str] = Counter()  # in this minute
+        self._of_address: Counter[str] = Counter()  # in this minute ...
+        self._of_member: Counter[bytes] = Counter()
 
-    def take(self, asker: tuple[bytes | int, ...], ip: str, now_s: float) -> float:
+    def take(
+        self, asker: tuple[bytes | int, ...], ip: str, now_s: float, member: bytes = b""
+    ) -> float:
         """Return 0 if this asker may have its address dialled now, else how many seconds to wait.
 
-        What is granted counts.
+        ``member``: who asks for it in its place, if anybody. What is granted counts.
         """
         wait_s = self._asked_s.get(asker, now_s - PAUSE_S) + PAUSE_S - now_s
         if wait_s > 0:
@@ -105,11 +110,16 @@ class DialBackLimits:
         if int(now_s / PAUSE_S) != self._minute:
             self._minute = int(now_s / PAUSE_S)
             self._of_address.clear()
+            self._of_member.clear()
         address = counted_as(ip)
         # All programs of a machine share loopback.
-        if self._of_address[address] >= PER_ADDRESS_MAX and address_kind(ip) != LOOPBACK:
+        full = self._of_address[address] >= PER_ADDRESS_MAX and address_kind(ip) != LOOPBACK
+        known = address in self._of_address
+        crowded = not known and len(self._of_address) >= ASKERS_MAX
+        if full or crowded or (member and self._of_member[member] >= PER_MEMBER_MAX):
             return PAUSE_S - now_s % PAUSE_S
         self._of_address[address] += 1
+        self._of_member[member] += 1
         self._asked_s[asker] = now_s
         self._asked_s.move_to_end(asker)
         if len(self._asked_s) > ASKERS_MAX:
@@ -243,8 +253,10 @@ class ReachService:
 
     def _help(self, link: ControlLink, dial: DialBack) -> None:
         loop = asyncio.get_running_loop()
-        asker = link.peer_id, dial.asker, dial.life
-        if not may_dial(dial.ip, link.remote_ip) or self._limits.take(asker, dial.ip, loop.time()):
+        member, now_s = link.peer_id, loop.time()
+        asker = member, dial.asker, dial.life
+        may = may_dial(dial.ip, link.remote_ip)
+        if not may or self._limits.take(asker, dial.ip, now_s, member):
             self._links.send(link.peer_id, DialledBack(dial.number, UNABLE, 0.0))
             return
 

@@ -16,9 +16,11 @@ from atoll.peer.net.address_kind import address_kind
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, REACH, Hello
 from atoll.peer.net.reach import (
+    ASKERS_MAX,
     DIAL_BACK_S,
     PAUSE_S,
     PER_ADDRESS_MAX,
+    PER_MEMBER_MAX,
     Candidate,
     DialBackLimits,
     ask_reach,
@@ -207,7 +209,18 @@ def test_limits_forget_nothing_that_they_need_and_are_bounded() -> None:
     assert limits.take((b"c", 1), "1.1.1.1", 240.0) == 0
     for number in range(5000):
         assert limits.take((b"d", number), "127.0.0.1", 240.0) == 0
-    assert len(limits._asked_s) <= 1024
+        limits.take((b"e", number), f"10.0.{number // 250}.{number % 250}", 240.0)
+    assert len(limits._asked_s) <= ASKERS_MAX
+    assert len(limits._of_address) <= ASKERS_MAX
+
+
+def test_one_member_cannot_have_another_scan_networks() -> None:
+    limits = DialBackLimits()
+    addresses = [f"8.8.{number}.1" for number in range(PER_MEMBER_MAX + 1)]
+    granted = [limits.take((b"m", n), ip, 60.0, b"m") == 0 for n, ip in enumerate(addresses)]
+    assert granted == [True] * PER_MEMBER_MAX + [False]
+    assert limits.take((b"other", 1), "9.9.9.9", 60.0, b"other") == 0
+    assert limits.take((b"m", 1000), "9.9.9.9", 120.0, b"m") == 0  # a minute later
 
 
 def test_helpers_are_elsewhere_and_not_behind_the_same_router() -> None:
