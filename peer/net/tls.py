@@ -77,7 +77,7 @@ class TlsChannel:
         self._counts.add_received(CONTROL, len(head))
         self._received_bytes = len(head)
         self._proved = False
-        self._rtt_s = rtt_s
+        self.rtt_s = rtt_s
         try:
             sock.setblocking(False)
             # Here, where whoever made the socket expects errors: a connection that is reset later
@@ -100,7 +100,7 @@ class TlsChannel:
                 await self._flush()
                 await self._fill()
                 # The acceptor never sees its connect time: its flight's round trip stands in.
-                self._rtt_s = self._rtt_s or (time.monotonic() - asked_s) * asks
+                self.rtt_s = self.rtt_s or (time.monotonic() - asked_s) * asks
             except ssl.SSLError:
                 # The alert in `outgoing` tells the other side why. It may not care to hear it.
                 with contextlib.suppress(OSError):
@@ -109,21 +109,25 @@ class TlsChannel:
         self._proved = True
         await self._flush()
 
-    async def send(self, msg: Hello | Refused) -> None:
+    async def send(self, msg: object) -> None:
         """Send one message; return when the kernel has it."""
         self.tls.write(frame(encode(msg)))
         await self._flush()
 
     async def receive(self) -> Hello | Refused:
-        """Receive one message and not a byte beyond it, for the next owner reads what follows."""
+        """Receive the first message and not a byte beyond it: the next owner reads what follows."""
+        msg = await self.receive_of(Hello, Refused)
+        assert isinstance(msg, Hello | Refused)
+        return msg
+
+    async def receive_of(self, *kinds: type) -> object:
+        """Receive one message of these kinds, as small as a hello, and not a byte beyond it."""
         length = int.from_bytes(await self._read_exactly(FRAME_HEADER_BYTES), "big")
         if not 0 < length <= HELLO_BYTES_MAX:
             raise RemoteProtocolError(
                 f"a hello of {length:,} bytes; 1 to {HELLO_BYTES_MAX:,} are allowed"
             )
-        msg = decode(await self._read_exactly(length), allowed=(Hello, Refused))
-        assert isinstance(msg, Hello | Refused)
-        return msg
+        return decode(await self._read_exactly(length), allowed=kinds)
 
     async def goodbye(self) -> None:
         """Close so that what was sent last arrives: close_notify, FIN, wait for the other's FIN.
@@ -159,7 +163,7 @@ class TlsChannel:
         if self._sock is None or not self._proved:
             raise LocalProtocolError("only an open connection that has proved itself can be taken")
         sock, self._sock = self._sock, None
-        rtt_s = _kernel_rtt_s(sock) or self._rtt_s
+        rtt_s = _kernel_rtt_s(sock) or self.rtt_s
         return TlsSocket(sock, self.tls, self._incoming, self._outgoing, self.remote_ip, rtt_s)
 
     async def _read_exactly(self, count: int) -> bytes:
@@ -236,6 +240,14 @@ def is_local(sock: socket.socket) -> bool:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
     except OSError:  # it was reset meanwhile
         return False
+
+
+def local_ip(sock: socket.socket) -> str:
+    """Return the IP address that this side has on a connection; "" if it was reset meanwhile."""
+    try:
+        return plain_ip(str(sock.getsockname()[0]))
+    except OSError:
+        return ""
 
 
 def tcp_info(sock: socket.socket) -> bytes:
