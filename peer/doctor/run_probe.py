@@ -1,0 +1,167 @@
+"""Go the way into a run as far as it leads, without joining, and ask its member. Decides nothing.
+
+An identity is made for this and thrown away, so a home is neither needed nor changed, and no member
+takes this machine for the peer that may run on it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from atoll.collectives.errors import AtollError, ConfigError, ConnectError, VersionError
+from atoll.collectives.version import VERSION
+from atoll.peer.cli.admission import entry_of_join
+from atoll.peer.doctor.facts import MemberAnswer, RateFacts, RunFacts, Trouble
+from atoll.peer.net.certs import RunTls, run_tls
+from atoll.peer.net.dial import ADMISSION, DIAL_TIMEOUT_S, Dial
+from atoll.peer.net.examination import ClockReading, measure, read_clock
+from atoll.peer.net.hello import (
+    EXAMINE,
+    PROBE,
+    PROTOCOL_MAX,
+    PROTOCOL_MIN,
+    Hello,
+    Refused,
+    refusal_error,
+)
+from atoll.peer.net.identity import Home, load_key
+from atoll.peer.net.invite import Invite
+from atoll.peer.net.tls import TlsChannel
+
+# Of each direction, with the dial: a member ends an examination after five seconds anyway.
+RATE_TIMEOUT_S: Final = 2 * DIAL_TIMEOUT_S
+
+
+async def ask_run(
+    invite: Invite, home: Path, listen: tuple[str, int], with_rates: bool
+) -> RunFacts:
+    """Return what is found on the way into the run of an invite.
+
+    ``listen``: where a daemon of this machine would; it is listened there while members dial back.
+    """
+    with tempfile.TemporaryDirectory(prefix="atoll-doctor-") as folder:
+        with Home.open(Path(folder) / "home") as me:
+            tls = run_tls(me, invite.secret)
+            problem, fix = invite_trouble(invite, home, me)
+            facts = RunFacts(
+                run=invite.run,
+                host=invite.host,
+                address=invite.address,
+                tag=tls.tag,
+                invite_problem=problem,
+                invite_fix=fix,
+            )
+            facts = await _ask_member(facts, invite, tls)
+            if facts.trouble is None and with_rates:
+                up = await _rate(invite, tls, up=True)
+                facts = replace(facts, up=up, down=await _rate(invite, tls, up=False))
+            return facts
+
+
+def invite_trouble(invite: Invite, home: Path, other: Home) -> tuple[str, str]:
+    """Return why `atoll join` would refuse this invite, and what to do; ("", "") if it would not.
+
+    ``other`` is an identity for a home that has none yet.
+    """
+    try:
+        if (home / "identity.key").exists():  # a daemon may hold it: it is read, not locked
+            own = Home(home, -1, load_key(home / "identity.key"))
+            entry_of_join(invite, own, own.load_run())
+        else:
+            entry_of_join(invite, other, None)
+    except (ConfigError, ConnectError) as error:
+        return error.what, error.fix
+    except OSError:
+        return "", ""  # the line of the home says so
+    return "", ""
+
+
+async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> RunFacts:
+    """Add how far the dial came, and what the member says."""
+    dial = Dial(invite.address, invite.run, tls.tag)
+    answer, trouble = None, None
+    try:
+        async with dial.limited():
+            channel = await _introduced(dial, invite, tls, EXAMINE)
+            try:
+                answer = _answer_of(await read_clock(channel))
+            finally:
+                channel.close()
+    except AtollError as error:
+        silent = isinstance(error, ConnectError) and error.stage == ADMISSION
+        trouble = (await _older(invite, tls) if silent else None) or _trouble_of(error)
+    return replace(
+        facts,
+        found=dial.addresses,
+        resolve_s=dial.resolve_s,
+        connect_s=dial.connect_s,
+        answer=answer,
+        trouble=trouble,
+    )
+
+
+async def _introduced(dial: Dial, invite: Invite, tls: RunTls, kind: str) -> TlsChannel:
+    """Return a connection to the member of the invite on which our hello has been said."""
+    channel, _ = await dial.reach(tls.client, expect_fingerprint=invite.fingerprint or None)
+    mine = Hello(
+        PROTOCOL_MIN, PROTOCOL_MAX, invite.run, kind, 0, "", program=VERSION, life=time.time_ns()
+    )
+    await dial.say(channel, mine)
+    return channel
+
+
+async def _older(invite: Invite, tls: RunTls) -> Trouble | None:
+    """Return what a member of an older version says, which does not know this kind of hello."""
+    dial = Dial(invite.address, invite.run, tls.tag)
+    try:
+        async with dial.limited():
+            channel = await _introduced(dial, invite, tls, PROBE)
+            try:
+                answer = await channel.receive()
+            finally:
+                channel.close()
+    except AtollError:
+        return None  # it has nothing against a hello that it knows
+    return (
+        _trouble_of(refusal_error(answer, invite.address)) if isinstance(answer, Refused) else None
+    )
+
+
+def _trouble_of(error: AtollError) -> Trouble:
+    stage = error.stage if isinstance(error, ConnectError) else ""
+    return Trouble("version" if isinstance(error, VersionError) else stage, error.what, error.fix)
+
+
+def _answer_of(reading: ClockReading) -> MemberAnswer:
+    outline = reading.outline
+    return MemberAnswer(
+        program=outline.program,
+        protocol=outline.protocol,
+        observed=outline.observed,
+        rtt_s=reading.rtt_s,
+        clock_offset_s=reading.offset_s,
+        clock_error_s=reading.rtt_s / 2,
+        elements=outline.elements,
+        state_bytes=outline.state_bytes,
+        daemon_bytes=outline.daemon_bytes,
+        method=outline.method,
+        codec=outline.codec,
+    )
+
+
+async def _rate(invite: Invite, tls: RunTls, *, up: bool) -> RateFacts:
+    """Return how fast bytes go to the member, or come from it."""
+    dial = Dial(invite.address, invite.run, tls.tag)
+    try:
+        async with dial.limited(RATE_TIMEOUT_S):
+            channel = await _introduced(dial, invite, tls, EXAMINE)
+            try:
+                return RateFacts(*await measure(channel, up=up))
+            finally:
+                channel.close()
+    except AtollError as error:
+        return RateFacts(problem=error.what)
