@@ -26,6 +26,7 @@ class Situation:
         self.linked: set[bytes] = set()
         self.srtt_s: dict[bytes, float] = {}
         self.refused: set[bytes] = set()  # members whose life has certainly ended
+        self.outbound = False  # this peer can only dial out
         self.leave_by_s: float | None = None
         self._effects: list[Effect] = []
         self._to_self: deque[object] = deque()

@@ -36,6 +36,7 @@ from atoll.peer.net.hello import (
     PROBE,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
+    REACH,
     Hello,
     Refused,
     check,
@@ -44,6 +45,8 @@ from atoll.peer.net.hello import (
 )
 from atoll.peer.net.link import ControlLink, defect_summary
 from atoll.peer.net.listener import Listener
+from atoll.peer.net.reach import Reached, ReachService, ask_reach
+from atoll.peer.net.reach_messages import DIALLED_MAX, AskReach
 from atoll.peer.net.tls import TlsChannel, TlsSocket
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
 from atoll.peer.streams.congestion import AUTO
@@ -52,6 +55,7 @@ from atoll.peer.streams.opener import StreamOpener
 from atoll.peer.streams.stream import DataStream
 
 LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
+DIALLED_AT_MAX = LINKS_MAX  # addresses that have led to a peer, the latest
 MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
 
 
@@ -84,11 +88,14 @@ class ConnectionManager:
         self._policy = policy or AdmissionPolicy()
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
+        # Where this process itself has dialled peers with success, the latest last.
+        self.dialled_at: dict[bytes, str] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
         self._streams = StreamOpener(ciphers, congestion, self)
         self.bbr = self._streams.bbr  # see Congestion
         self._examiner = Examiner()
+        self._reach = ReachService(self)
         self._listener = Listener(tls.server, self)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -104,6 +111,7 @@ class ConnectionManager:
         """Send what is queued, say goodbye on every link, end all streams. Takes about a second."""
         self._closing = True
         await self._listener.close()
+        await self._reach.close()
         links = [*self._links.values(), *self._leaving]
         self._links.clear()
         self._streams.close()
@@ -174,6 +182,7 @@ class ConnectionManager:
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint
         )
+        self._dialled(peer_id, address)
         linked = peer_id in self._links
         if isinstance(answer, Refused):
             channel.close()
@@ -235,14 +244,34 @@ class ConnectionManager:
         try:
             attempt = self.attempt(address)
             async with attempt.limited(timeout_s):
-                channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
-                try:
-                    await channel.send(self._hello(PROBE))
-                finally:
-                    channel.close()
+                await self.prove(attempt, peer_id)
         except ConnectError as error:
             return "refused" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
         return "up"
+
+    async def prove(self, attempt: Dial, peer_id: bytes) -> None:
+        """Dial, and return when ``peer_id`` has proved itself there.
+
+        Raises what a dial raises inside its limits.
+        """
+        channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
+        try:
+            await channel.send(self._hello(PROBE))
+        finally:
+            channel.close()
+
+    async def ask_reach(self, peer_id: bytes, address: str, port: int) -> Reached:
+        """Ask a member whether this peer can be dialled at ``port`` (reach.py)."""
+        dialled = tuple(list(self.dialled_at)[-DIALLED_MAX:])
+        asked = AskReach(port, dialled)
+        mine = self._hello(REACH)
+        return await ask_reach(self.attempt(address), self._tls.client, mine, asked, peer_id)
+
+    def _dialled(self, peer_id: bytes, address: str) -> None:
+        self.dialled_at.pop(peer_id, None)
+        self.dialled_at[peer_id] = address
+        if len(self.dialled_at) > DIALLED_AT_MAX:
+            del self.dialled_at[next(iter(self.dialled_at))]
 
     async def _call(
         self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
@@ -312,6 +341,9 @@ class ConnectionManager:
             return None
         if theirs.kind == EXAMINE:
             return await self._examiner.serve(channel, self._daemon.outline())
+        if theirs.kind == REACH:
+            await self._reach.serve(channel, peer_id, theirs)
+            return None
         if peer_id == self.peer_id:
             if theirs.life > mine.life:
                 self._daemon.on_conflict(theirs.life)
@@ -419,7 +451,7 @@ class ConnectionManager:
             self.counts.add_received(byte_counts.CONTROL, -count)
             self.counts.add_received(byte_counts.ROUNDS, count)
         try:
-            if not self._streams.on_message(link, msg):
+            if not (self._streams.on_message(link, msg) or self._reach.on_message(link, msg)):
                 self._daemon.on_message(link.peer_id, msg)
         except RemoteProtocolError:
             raise

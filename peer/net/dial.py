@@ -132,6 +132,13 @@ class Dial:
         self._stage = ADMISSION
         await channel.send(mine)
 
+    async def ask(self, channel: TlsChannel, mine: Hello, question: object, answer: type) -> object:
+        """Send our hello and a question; return the answer, or a refusal."""
+        self._stage = "answer"
+        await channel.send(mine)
+        await channel.send(question)
+        return await channel.receive_of(Refused, answer)
+
     @property
     def _where(self) -> str:
         elapsed_s = time.monotonic() - self._started_s
