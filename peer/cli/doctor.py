@@ -49,7 +49,7 @@ def add_doctor_verb(verbs: Any) -> argparse.ArgumentParser:
     doctor.add_argument(
         "--no-rates",
         action="store_true",
-        help="do not measure how fast bytes go (4 MB or 2 s each way at most)",
+        help="do not measure how fast bytes go (5.6 MB each way at most)",
     )
     doctor.add_argument("--json", action="store_true", help="for scripts")
     doctor.set_defaults(command=_doctor)

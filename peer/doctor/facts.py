@@ -41,7 +41,7 @@ def fail(what: str, fix: str, value: Value = None) -> Diagnosis:
 
 
 def skipped(why: str) -> Diagnosis:
-    return Diagnosis(SKIPPED, f"not checked: {why}")
+    return Diagnosis(SKIPPED, f"not checked, because {why}")
 
 
 # ---------------------------------------------------------------- this machine
@@ -116,11 +116,16 @@ class MachineFacts:
 
 
 class DialAnswer(NamedTuple):
-    """Hold what a member came to that dialled this machine: ``result`` is ok, refused or silent."""
+    """Hold what a member came to that dialled this machine.
+
+    ``outcome`` is ok, refused, silent or other (somebody else answered). ``is_asked``: it is the
+    member of the invite, whose success proves little: it may be a neighbour.
+    """
 
     by: str
-    result: str
+    outcome: str
     after_s: float
+    is_asked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +174,7 @@ class RunFacts:
 
     ``invite_problem`` and ``invite_fix``: why `atoll join` would refuse the invite with this home.
     ``found``: the addresses of its host. ``tag`` names the secret that was tried. ``dialled``: what
-    members say that dialled back; None if nobody was asked, and ``not_dialled`` says why.
+    members say that dialled back; if nobody did, ``not_dialled`` says why.
     """
 
     run: str
@@ -183,7 +188,7 @@ class RunFacts:
     connect_s: float = 0.0
     trouble: Trouble | None = None
     answer: MemberAnswer | None = None
-    dialled: tuple[DialAnswer, ...] | None = None
+    dialled: tuple[DialAnswer, ...] = ()
     not_dialled: str = ""
     up: RateFacts | None = None
     down: RateFacts | None = None

@@ -86,7 +86,7 @@ def checkpoint_room(facts: Facts) -> Diagnosis:
     """Tell whether checkpoints of the run's model fit on the disk that they are to be on."""
     folder, needs = facts.machine.checkpoint, facts.needs
     if folder is None:
-        return skipped("no folder for checkpoints was named (--checkpoint DIR)")
+        return skipped("no --checkpoint DIR is given")
     if folder.problem:
         return warn(folder.problem, "choose a writable folder with --checkpoint", 0)
     room = folder.free_bytes + folder.taken_bytes
@@ -148,7 +148,7 @@ def memory_room(facts: Facts) -> Diagnosis:
         return ok(f"{what}; what a model takes is not known: {why} (--params N)", free)
     daemon = needs.daemon_bytes + DAEMON_BASE_BYTES
     training = 0 if machine.gpu.names else TRAINING_BYTES * needs.elements
-    of = f"{parameters(needs.elements)} of {needs.source}"
+    of = f"{parameters(needs.elements)} ({needs.source})"
     what += f"; for {of} the daemon takes {memory(daemon)}"
     if free < daemon:
         return fail(what, "train on a machine with more memory, or `join --witness` here", free)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
@@ -23,20 +24,30 @@ Diagnoses: TypeAlias = Sequence[tuple[DoctorCheck, Diagnosis]]
 
 
 def lines(found: Diagnoses, *, width: int, colours: bool) -> Iterator[str]:
-    """Yield the lines for people: a group's name, then each check with what to do below it."""
-    group, width = "", max(width, _WIDTH_MIN)
-    for check, diagnosis in found:
-        if check.group != group:
-            group = check.group
-            yield group
-        mark = f"{_MARKS[diagnosis.status]:<6}"
-        if colours:
-            mark = f"{COLOURS[diagnosis.status]}{mark}{PLAIN}"
-        first, *others = _wrapped(diagnosis.what, width)
-        yield f"  {mark}{check.id:<{_LABEL}}{first}"
-        yield from (f"{_INDENT}{line}" for line in others)
-        if diagnosis.fix:
-            yield from (f"{_INDENT}{line}" for line in _wrapped(f"fix: {diagnosis.fix}", width))
+    """Yield the lines for people: a group's name, then each check with what to do below it.
+
+    Checks one after the other that were not made for the same reason share one line.
+    """
+    width = max(width, _WIDTH_MIN)
+    for group, in_group in itertools.groupby(found, lambda one: one[0].group):
+        yield group
+        for diagnosis, alike in itertools.groupby(in_group, lambda one: one[1]):
+            ids = [check.id for check, _ in alike]
+            yield from _entry(ids, diagnosis, width, colours=colours)
+
+
+def _entry(ids: list[str], diagnosis: Diagnosis, width: int, *, colours: bool) -> Iterator[str]:
+    label, what = ids[0], diagnosis.what
+    if len(ids) > 1:
+        label, what = "...", f"{what}: {listed(ids)}"
+    mark = f"{_MARKS[diagnosis.status]:<6}"
+    if colours:
+        mark = f"{COLOURS[diagnosis.status]}{mark}{PLAIN}"
+    first, *others = _wrapped(what, width)
+    yield f"  {mark}{label:<{_LABEL}}{first}"
+    yield from (f"{_INDENT}{line}" for line in others)
+    if diagnosis.fix:
+        yield from (f"{_INDENT}{line}" for line in _wrapped(f"fix: {diagnosis.fix}", width))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from atoll.collectives.units import duration, listed, rate, size
 from atoll.peer.doctor.facts import (
     Diagnosis,
+    DialAnswer,
     Facts,
     MemberAnswer,
     RateFacts,
@@ -29,6 +31,7 @@ STAGES: Final = {
     "version": "version",
     "admission": "admission",
 }
+REFUSED: Final = "refused"  # the member has answered a hello, with a reason why not
 # Clocks that NTP keeps differ by milliseconds. Invites that expire, and logs that are compared,
 # bear some seconds.
 CLOCK_OFF_S: Final = 10.0
@@ -90,7 +93,8 @@ def version(facts: Facts) -> Diagnosis:
         return trouble
     answer = run.answer
     if answer is None:
-        return skipped("the member gave no answer")
+        refused = run.trouble is not None and run.trouble.stage == REFUSED
+        return ok("both speak one protocol") if refused else skipped("the member gave no answer")
     there = f"atoll {answer.program} (protocol {answer.protocol})"
     value = {"atoll": answer.program, "protocol": answer.protocol}
     if answer.program != machine.program:
@@ -165,26 +169,36 @@ def round_trip(facts: Facts) -> Diagnosis:
 def dial_back(facts: Facts) -> Diagnosis:
     """Tell whether members can dial this machine at its port."""
     run = _run(facts)
-    _, without = _answer(facts)
-    if run.answer is None:
+    answer, without = _answer(facts)
+    if answer is None:
         return without
-    if run.dialled is None:
-        return skipped(run.not_dialled)
-    port = facts.machine.listen.rpartition(":")[2]
-    shown = [f"{a.by} {_RESULTS[a.result]} after {duration(a.after_s)}" for a in run.dialled]
-    value = {a.by: a.result for a in run.dialled}
     if not run.dialled:
-        what = "only the member of the invite could be asked, and it was dialled from here:"
-        what += " not confirmed"
-        return warn(what, "ask again when the run has more members", value)
-    if any(a.result == "ok" for a in run.dialled):
+        return skipped(f"{run.not_dialled}")
+    return dial_back_line(run.dialled, facts.machine.listen.rpartition(":")[2])
+
+
+def dial_back_line(dialled: Sequence[DialAnswer], port: str) -> Diagnosis:
+    """Judge by what members came to: others than the one of the invite count for more."""
+    shown = [f"{a.by} {_OUTCOMES[a.outcome]} ({duration(a.after_s)})" for a in dialled]
+    value = {a.by: a.outcome for a in dialled}
+    others = [a.outcome for a in dialled if not a.is_asked]
+    if "ok" in others:
         return ok(f"this machine can be dialled at port {port}: {listed(shown)}", value)
+    if not others and dialled[0].outcome == "ok":
+        what = f"{listed(shown)}, and no other member could try: not confirmed"
+        fix = "nothing: the daemon asks others as soon as there are some, and says so"
+        return warn(what, fix, value)
     what = f"this machine cannot be dialled at port {port}: {listed(shown)}"
-    fix = f"it trains all the same, as an outbound peer; to be dialled, open TCP port {port}"
-    return warn(what, f"{fix} in its firewall and forward it on its router", value)
+    fix = f"it trains all the same, as an outbound peer; to be dialled, let TCP port {port} pass"
+    return warn(what, f"{fix} its firewall, and forward it on its router", value)
 
 
-_RESULTS: Final = {"ok": "reached it", "refused": "was refused", "silent": "heard nothing"}
+_OUTCOMES: Final = {
+    "ok": "reached it",
+    "refused": "was refused",
+    "silent": "heard nothing",
+    "other": "found somebody else there",
+}
 
 
 def rate_up(facts: Facts) -> Diagnosis:
@@ -210,9 +224,9 @@ def _rate(facts: Facts, found: RateFacts | None, where: str, doing: str) -> Diag
     if answer is None:
         return without
     if found is None:
-        return skipped("rates were not asked for (--no-rates)")
+        return skipped("rates are not wanted (--no-rates)")
     if found.problem or not found.seconds:
-        return skipped(found.problem or "nothing arrived")
+        return skipped(f"{found.problem or 'nothing arrived'}")
     per_s = found.bytes / found.seconds
     value = round(8 * per_s / 1e6, 3)
     what = f"{rate(per_s)} {where} ({size(found.bytes)} in {duration(found.seconds)})"

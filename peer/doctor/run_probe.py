@@ -6,16 +6,27 @@ takes this machine for the peer that may run on it.
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from atoll.collectives.errors import AtollError, ConfigError, ConnectError, VersionError
+from atoll.collectives.errors import (
+    AtollError,
+    ConfigError,
+    ConnectError,
+    RemoteProtocolError,
+    VersionError,
+)
+from atoll.collectives.units import duration
 from atoll.collectives.version import VERSION
 from atoll.peer.cli.admission import entry_of_join
-from atoll.peer.doctor.facts import MemberAnswer, RateFacts, RunFacts, Trouble
+from atoll.peer.doctor.facts import DialAnswer, MemberAnswer, RateFacts, RunFacts, Trouble
+from atoll.peer.doctor.run_checks import REFUSED
+from atoll.peer.membership.view import short
+from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import RunTls, run_tls
 from atoll.peer.net.dial import ADMISSION, DIAL_TIMEOUT_S, Dial
 from atoll.peer.net.examination import ClockReading, measure, read_clock
@@ -24,12 +35,16 @@ from atoll.peer.net.hello import (
     PROBE,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
+    REACH,
     Hello,
     Refused,
     refusal_error,
 )
 from atoll.peer.net.identity import Home, load_key
 from atoll.peer.net.invite import Invite
+from atoll.peer.net.listener import Listener
+from atoll.peer.net.reach import ask_reach
+from atoll.peer.net.reach_messages import AskReach
 from atoll.peer.net.tls import TlsChannel
 
 # Of each direction, with the dial: a member ends an examination after five seconds anyway.
@@ -55,8 +70,11 @@ async def ask_run(
                 invite_problem=problem,
                 invite_fix=fix,
             )
-            facts = await _ask_member(facts, invite, tls)
-            if facts.trouble is None and with_rates:
+            facts, member = await _ask_member(facts, invite, tls)
+            if facts.answer is not None:
+                dialled, why_not = await _dialled_back(invite, tls, listen, member)
+                facts = replace(facts, dialled=dialled, not_dialled=why_not)
+            if facts.answer is not None and with_rates:
                 up = await _rate(invite, tls, up=True)
                 facts = replace(facts, up=up, down=await _rate(invite, tls, up=False))
             return facts
@@ -80,13 +98,13 @@ def invite_trouble(invite: Invite, home: Path, other: Home) -> tuple[str, str]:
     return "", ""
 
 
-async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> RunFacts:
-    """Add how far the dial came, and what the member says."""
+async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> tuple[RunFacts, bytes]:
+    """Add how far the dial came, and what the member says; return its id, too."""
     dial = Dial(invite.address, invite.run, tls.tag)
-    answer, trouble = None, None
+    answer, trouble, member = None, None, b""
     try:
         async with dial.limited():
-            channel = await _introduced(dial, invite, tls, EXAMINE)
+            channel, member = await _introduced(dial, invite, tls, EXAMINE)
             try:
                 answer = _answer_of(await read_clock(channel))
             finally:
@@ -94,7 +112,7 @@ async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> RunFacts:
     except AtollError as error:
         silent = isinstance(error, ConnectError) and error.stage == ADMISSION
         trouble = (await _older(invite, tls) if silent else None) or _trouble_of(error)
-    return replace(
+    facts = replace(
         facts,
         found=dial.addresses,
         resolve_s=dial.resolve_s,
@@ -102,16 +120,21 @@ async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> RunFacts:
         answer=answer,
         trouble=trouble,
     )
+    return facts, member
 
 
-async def _introduced(dial: Dial, invite: Invite, tls: RunTls, kind: str) -> TlsChannel:
-    """Return a connection to the member of the invite on which our hello has been said."""
-    channel, _ = await dial.reach(tls.client, expect_fingerprint=invite.fingerprint or None)
-    mine = Hello(
-        PROTOCOL_MIN, PROTOCOL_MAX, invite.run, kind, 0, "", program=VERSION, life=time.time_ns()
-    )
-    await dial.say(channel, mine)
-    return channel
+async def _introduced(
+    dial: Dial, invite: Invite, tls: RunTls, kind: str
+) -> tuple[TlsChannel, bytes]:
+    """Return a connection to the member on which our hello has been said, and the member's id."""
+    channel, member = await dial.reach(tls.client, expect_fingerprint=invite.fingerprint or None)
+    await dial.say(channel, _hello(invite, kind))
+    return channel, member
+
+
+def _hello(invite: Invite, kind: str) -> Hello:
+    life = time.time_ns()
+    return Hello(PROTOCOL_MIN, PROTOCOL_MAX, invite.run, kind, 0, "", program=VERSION, life=life)
 
 
 async def _older(invite: Invite, tls: RunTls) -> Trouble | None:
@@ -119,7 +142,7 @@ async def _older(invite: Invite, tls: RunTls) -> Trouble | None:
     dial = Dial(invite.address, invite.run, tls.tag)
     try:
         async with dial.limited():
-            channel = await _introduced(dial, invite, tls, PROBE)
+            channel, _ = await _introduced(dial, invite, tls, PROBE)
             try:
                 answer = await channel.receive()
             finally:
@@ -133,7 +156,8 @@ async def _older(invite: Invite, tls: RunTls) -> Trouble | None:
 
 def _trouble_of(error: AtollError) -> Trouble:
     stage = error.stage if isinstance(error, ConnectError) else ""
-    return Trouble("version" if isinstance(error, VersionError) else stage, error.what, error.fix)
+    stage = "version" if isinstance(error, VersionError) else stage or REFUSED
+    return Trouble(stage, error.what, error.fix)
 
 
 def _answer_of(reading: ClockReading) -> MemberAnswer:
@@ -158,10 +182,54 @@ async def _rate(invite: Invite, tls: RunTls, *, up: bool) -> RateFacts:
     dial = Dial(invite.address, invite.run, tls.tag)
     try:
         async with dial.limited(RATE_TIMEOUT_S):
-            channel = await _introduced(dial, invite, tls, EXAMINE)
+            channel, _ = await _introduced(dial, invite, tls, EXAMINE)
             try:
                 return RateFacts(*await measure(channel, up=up))
             finally:
                 channel.close()
     except AtollError as error:
         return RateFacts(problem=error.what)
+
+
+# ---------------------------------------------------------------- dial-back
+
+
+class _Door:
+    """Let members in who dial back: they want this identity to be proved, and say no more."""
+
+    def __init__(self) -> None:
+        self.counts = ByteCounts()
+
+    async def greet(self, channel: TlsChannel, peer_id: bytes, theirs: Hello) -> Refused | None:
+        return None
+
+    async def accept_stream(self, sock: socket.socket) -> None:
+        raise RemoteProtocolError("nobody streams to a doctor")
+
+    def is_member_ip(self, ip: str) -> bool:
+        return False
+
+    def log(self, line: str) -> None:
+        """Write nothing: what members met comes in their answer."""
+
+
+async def _dialled_back(
+    invite: Invite, tls: RunTls, listen: tuple[str, int], member: bytes
+) -> tuple[tuple[DialAnswer, ...], str]:
+    """Return what members came to that dialled this machine, or nothing and why nobody did."""
+    listener = Listener(tls.server, _Door())
+    dial = Dial(invite.address, invite.run, tls.tag)
+    try:
+        _, port = listener.open(*listen)
+        asked = AskReach(port, (member,))
+        found = await ask_reach(dial, tls.client, _hello(invite, REACH), asked, member)
+    except ConfigError:
+        return (), "the port is taken; if an atoll runs there, its `atoll status` knows"
+    except AtollError as error:
+        return (), error.what
+    finally:
+        await listener.close()
+    if found.wait_s:
+        return (), f"members have dialled for others here; ask again in {duration(found.wait_s)}"
+    answers = (DialAnswer(short(a.by), a.outcome, a.took_s, a.by == member) for a in found.answers)
+    return tuple(answers), "no member could try"
