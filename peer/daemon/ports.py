@@ -170,6 +170,13 @@ class ReconnectPort(Protocol):
         """Hear that a dial in the background has failed, and why."""
 
 
+class ReachPort(Messenger, Life, Protocol):
+    """Serve whoever finds out whether this peer can be dialled."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Tell the membership machine whether this peer is outbound."""
+
+
 class AdminPort(Protocol):
     """Serve the commands of people."""
 
@@ -200,6 +207,7 @@ class DaemonPort(
     RoundsPort,
     RoundLinesPort,
     ReconnectPort,
+    ReachPort,
     Protocol,
 ):
     """Serve every component."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.ports import Log, ReconnectPort
+from atoll.peer.daemon.reach_watch import ReachWatch
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import View
 from atoll.peer.net.connections import ConnectionManager
@@ -66,9 +67,16 @@ class KnownAddresses:
 class Reconnector:
     """Keep this peer linked to the members of its run, in the event loop of the daemon."""
 
-    def __init__(self, host: ConnectionManager, streams: Streams, daemon: ReconnectPort) -> None:
+    def __init__(
+        self,
+        host: ConnectionManager,
+        streams: Streams,
+        reach: ReachWatch,
+        daemon: ReconnectPort,
+    ) -> None:
         self._host = host
         self._streams = streams
+        self._reach = reach
         self._daemon = daemon
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
@@ -178,9 +186,11 @@ class Reconnector:
     async def probe(self, peer: bytes, address: str) -> str:
         """Find out whether the peer's process is gone: "up", "refused" or "silent".
 
-        "refused" proves a death only for an address that has accepted us before.
+        "refused" proves a death only for an address that has accepted us before, by our own dial,
+        and of a peer that is not outbound: a router that has forgotten a mapping refuses too, in
+        the name of a peer that lives.
         """
-        reached = peer in self._streams.reached
+        reached = peer in self._streams.reached and not self._reach.is_outbound(peer)
         timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
         answer: str = "silent"
         for attempt in range(PROBE_TRIES if address else 0):

@@ -24,6 +24,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.daemon.process import is_last
+from atoll.peer.net.address_kind import WORDS, address_kind
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused
@@ -209,10 +210,29 @@ class Dial:
         where = self._where
         fix = {
             "DNS": f"check the spelling of {self.host}, or use its IP address",
-            "TCP": f"is `atoll up` running there, and may TCP port {self.port} pass its firewall?",
+            "TCP": how_to_be_dialled(self.host, self.port, silent=isinstance(error, TimeoutError)),
         }.get(self._stage, "is that an atoll port? if so, look at the log of the peer there")
         what = f"cannot reach {where}: {reason_of(error)}"
         return ConnectError(what, fix=fix, stage=self._stage)
+
+
+def how_to_be_dialled(host: str, port: int, *, silent: bool) -> str:
+    """Say what to look at, and what would help, where nobody answers at an address.
+
+    ``silent``: nothing came back at all, as from behind a router that lets nobody in.
+    """
+    fix = f"is `atoll up` running there, and may TCP port {port} pass its firewall?"
+    if not silent:
+        return fix
+    kind = address_kind(host)
+    if kind in WORDS:
+        fix += f" {host} is {WORDS[kind]}: only machines there can dial it."
+    return (
+        f"{fix} If that machine is behind a router, nobody can join it before TCP port {port} is"
+        " open and forwarded to it. Two machines that can only dial out need one that can be"
+        " dialled: let that one found the run, and join it from both. A relay would do, which atoll"
+        " does not have yet (docs/reachability.md)"
+    )
 
 
 async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:

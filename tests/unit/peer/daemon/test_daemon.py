@@ -98,11 +98,14 @@ def test_with_kernels_nothing_is_said_of_them(
 
 
 # Connections and streams take these themselves; the last two are kept in files.
-ELSEWHERE = "Hello Refused StreamAsked StreamDenied StreamGranted AdmissionFile Evidence"
+ELSEWHERE = """
+    Hello Refused StreamAsked StreamDenied StreamGranted AskReach ReachReport DialBack DialledBack
+    AdmissionFile Evidence
+"""
 PARTS_OF_MESSAGES = """
     Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
-    Newcomer Operation Origin Proof Replayed Report Resultant Reveal Rules Run Shown Statement Terms
-    Verdict View Vote Withholding
+    Newcomer Operation Origin Proof ReachAnswer Replayed Report Resultant Reveal Rules Run Shown
+    Statement Terms Verdict View Vote Withholding
 """
 
 
