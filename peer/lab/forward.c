@@ -1,6 +1,10 @@
 /* The network of a lab: namespaces, one TUN device in each, and the wide area between them.
 
-       forward PREFIX HOSTS MTU SEED CONTROL_FD OWNER_PID
+       forward PREFIX HOSTS MTU SEED CONTROL_FD OWNER_PID LINES INSIDE
+
+   LINES are names of namespaces with commas between, one for each host: the n-th gets the TUN device
+   of host n. It is the host's own or that of its router; "-" is none. INSIDE are more namespaces,
+   without a device: of hosts and routers behind routers. Whoever started us connects them.
 
    A packet from host a to host b passes three stages: a's uplink (a rate and a bounded queue), the
    path of the ordered pair (cut, loss, delay, jitter), b's downlink (a rate and a bounded queue).
@@ -13,8 +17,10 @@
        rate HOST UP_BPS DOWN_BPS UP_QUEUE DOWN_QUEUE     bits per second (0: no limit), bytes
        pair FROM TO DELAY_NS JITTER_NS LOSS REORDER      loss from 0 to 1; reorder 0 or 1
        cut FROM TO CUT                                   1 cuts, 0 heals
+       address HOST NUMBER                               it is 10.78.NUMBER.(HOST + 1) from now on
        count HOST     -> ok, packets and bytes sent, packets and bytes received, packets dropped by
                          queues, by loss, by cuts
+       between FROM TO -> ok, packets and bytes that FROM has sent to TO
 
    When CONTROL_FD or the owner's process ends, however it ends, this program kills what still runs
    in the namespaces that it made, removes them and ends too. */
@@ -65,10 +71,12 @@ struct stage {
     double loss;
     int cut, reorder;
     uint64_t loss_state, jitter_state;
+    uint64_t sent_packets, sent_bytes;
 };
 
 struct host {
-    int tun; /* descriptor */
+    int tun;     /* descriptor; -1: none */
+    int network; /* the third byte of its IPv4 address */
     uint64_t sent_packets, sent_bytes, received_packets, received_bytes;
     uint64_t dropped_queue, dropped_loss, dropped_cut;
     struct stage up, down;
@@ -244,6 +252,18 @@ static void run_due(int64_t now) {
     }
 }
 
+/* Who has this packet's address: 10.78.NETWORK.(host + 1) or fd78::(host + 1); -1: nobody here. */
+static int target_of(const uint8_t *ip, ssize_t bytes) {
+    static const uint8_t prefix[15] = {0xfd, 0x78};
+    if (bytes >= 20 && ip[0] >> 4 == 4 && ip[16] == 10 && ip[17] == 78) {
+        int to = ip[19] - 1;
+        return to >= 0 && to < host_count && ip[18] == hosts[to].network ? to : -1;
+    }
+    if (bytes >= 40 && ip[0] >> 4 == 6 && !memcmp(ip + 24, prefix, sizeof prefix))
+        return ip[39] - 1 < host_count ? ip[39] - 1 : -1;
+    return -1;
+}
+
 static int read_host(int from) { /* true: there may be more */
     struct host *host = &hosts[from];
     int64_t now = now_ns();
@@ -252,20 +272,21 @@ static int read_host(int from) { /* true: there may be more */
         static uint8_t waste[1 << 16];
         ssize_t got = read(host->tun, p ? p->data : waste, slot_bytes - sizeof *p);
         const uint8_t *ip = p ? p->data : waste;
-        int to = got >= 20 && ip[0] >> 4 == 4 ? ip[19] - 1 : -1;
-        int known = to >= 0 && to < host_count && to != from && ip[16] == 10 && ip[17] == 78 &&
-                    ip[18] == 0;
+        int to = target_of(ip, got);
+        int known = to >= 0 && to != from && hosts[to].tun >= 0;
         if (!known || !p) {
             if (p) give(p);
             if (got < 0) return 0;
             if (known) host->dropped_queue++; /* the pool is empty */
-            continue; /* or it is no packet of the lab: IPv6, multicast */
+            continue; /* or it is no packet of the lab: multicast, an address of nobody */
         }
         p->bytes = (uint32_t)got;
         p->from = (uint8_t)from;
         p->to = (uint8_t)to;
         host->sent_packets++;
         host->sent_bytes += (uint64_t)got;
+        paths[from][to].sent_packets++;
+        paths[from][to].sent_bytes += (uint64_t)got;
         enter_link(&host->up, p, now, host);
     }
     return 1;
@@ -316,8 +337,13 @@ static void carry_out(const char *line, char *answer) {
             set_rate(&hosts[a].up, up, up_queue);
             set_rate(&hosts[a].down, down, down_queue);
         }
+    } else if (sscanf(line, "address %*s %d", &flag) == 1 && a == a_end) {
+        hosts[a].network = flag;
     } else if (!range_of(second, &b, &b_end)) {
         strcpy(answer, "error no such command or host");
+    } else if (!strcmp(verb, "between") && a == a_end && b == b_end) {
+        snprintf(answer, LINE_MAX_BYTES, "ok %ju %ju", (uintmax_t)paths[a][b].sent_packets,
+                 (uintmax_t)paths[a][b].sent_bytes);
     } else if (sscanf(line, "pair %*s %*s %lld %lld %lf %d", &delay, &jitter, &loss, &flag) == 4) {
         for (; a <= a_end; a++)
             for (int to = b; to <= b_end; to++) {
@@ -398,7 +424,7 @@ static void run(int owner_fd) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 7) return 2;
+    if (argc != 9) return 2;
     int count = atoi(argv[2]), mtu = atoi(argv[3]), owner = atoi(argv[6]);
     uint64_t seed = strtoull(argv[4], NULL, 10);
     control = atoi(argv[5]);
@@ -428,8 +454,14 @@ int main(int argc, char **argv) {
             s->loss_state = next_random(&s->loss_state);
             s->jitter_state = next_random(&s->loss_state);
         }
-        h->tun = make_space(from, mtu);
+        const char *name = strtok(from ? NULL : argv[7], ",");
+        if (!name) fail("no line of host %d", from);
+        h->tun = -1;
+        if (!strcmp(name, "-")) continue;
+        make_space(name);
+        h->tun = make_device(from, mtu);
     }
+    for (char *name = strtok(argv[8], ","); name; name = strtok(NULL, ",")) make_space(name);
     leave_spaces();
     take_precedence();
     send(control, "ok\n", 3, MSG_NOSIGNAL);

@@ -5,14 +5,18 @@
 
 enum {
     HOSTS_MAX = 64,
-    LINE_MAX_BYTES = 256, /* of an answer to the owner */
+    SPACES_MAX = 3 * HOSTS_MAX, /* each host behind a router of its own, and that behind another */
+    LINE_MAX_BYTES = 256,       /* of an answer to the owner */
 };
 
 /* Names begin with prefix; errors go to this socket; the owner is never killed. */
 void prepare_spaces(const char *prefix, int control, int owner);
 
-/* Make this host's namespace with the device eth0 and enter it; the device's descriptor. */
-int make_space(int number, int mtu);
+/* Make the namespace of this name and enter it. */
+void make_space(const char *name);
+
+/* Make eth0 of this host, where we are now; its descriptor. */
+int make_device(int number, int mtu);
 
 /* Back to where this process came from. */
 void leave_spaces(void);

@@ -19,6 +19,7 @@ import stat
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from atoll.collectives.errors import ConfigError, LocalProtocolError
@@ -37,17 +38,29 @@ class Forwarder:
 
     ``host``, ``source``, ``target``: a number, or ``"*"`` for all. Raises ConfigError where the
     network cannot be made or has ended.
+
+    ``lines``: whose namespace has each host's line (``h0``, ``r1``; ``-`` for none); without it
+    that is each host's own. ``inside``: more namespaces, which somebody else connects.
     """
 
-    def __init__(self, prefix: str, hosts: int, mtu_bytes: int, seed: int) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        hosts: int,
+        mtu_bytes: int,
+        seed: int,
+        lines: Sequence[str] = (),
+        inside: Sequence[str] = (),
+    ) -> None:
         self._lock = threading.Lock()
         self._control, other_end = socket.socketpair()
         self._control.settimeout(ANSWER_TIMEOUT_S)
         self._answers = self._control.makefile("rb")
         numbers = [hosts, mtu_bytes, seed, other_end.fileno(), os.getpid()]
+        lines = lines or [f"h{host}" for host in range(hosts)]
         with other_end:
             self._process = subprocess.Popen(
-                [str(build()), prefix, *map(str, numbers)],
+                [str(build()), prefix, *map(str, numbers), ",".join(lines), ",".join(inside)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[other_end.fileno()],
@@ -85,6 +98,15 @@ class Forwarder:
         Once cut, nothing of it arrives there, what is on its way included.
         """
         self._ask(f"cut {source} {target} {int(cut)}")
+
+    def set_network(self, host: int, number: int) -> None:
+        """Let packets to 10.78.NUMBER.(host + 1) come to this line, and none to the one before."""
+        self._ask(f"address {host} {number}")
+
+    def between(self, source: int, target: int) -> tuple[int, int]:
+        """Return how many packets and bytes the one has sent to the other."""
+        packets, sent_bytes = map(int, self._ask(f"between {source} {target}").split())
+        return packets, sent_bytes
 
     def counters(self, host: int) -> Counters:
         return Counters(*map(int, self._ask(f"count {host}").split()))

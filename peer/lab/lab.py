@@ -6,11 +6,15 @@
         lab.cut(0, 1)  # what host 0 sends to host 1 vanishes: no reset, no error at the sender
         lab.heal()
 
+    with Lab(4, nat={3: "restricted", (1, 2): "symmetric,expires=30"}, families={0: "46"}) as lab:
+        lab.run(3, "ping", "-c1", lab.address(0))  # from there it works; the other way it does not
+        lab.change_address(3)
+
 Every host is a network namespace with a TUN device, ``eth0``. One process (``forward.c``) carries
 the packets between them: through the sender's uplink, the path of the ordered pair, the receiver's
-downlink. All else (TCP, its timers, its windows) is the kernel's own. Nothing touches the machine's
-own network. When the process that made a lab ends, however it ends, the lab goes with it, and what
-still runs in its namespaces is killed.
+downlink. All else (TCP, its timers, its windows, what routers do) is the kernel's own. Nothing
+touches the machine's own network. When the process that made a lab ends, however it ends, the lab
+goes with it, and what still runs in its namespaces is killed.
 """
 
 from __future__ import annotations
@@ -20,21 +24,32 @@ import socket
 import subprocess
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
 from atoll.collectives.errors import ConfigError
 from atoll.peer.lab import spaces
 from atoll.peer.lab.forwarder import Forwarder, can_build
+from atoll.peer.lab.nat import Nat, check_lines, line_names, routers_of
 from atoll.peer.lab.netem import Netem, has_netem
+from atoll.peer.lab.routers import (
+    add_default_route,
+    add_router,
+    check_tools,
+    move_router,
+    use_family,
+)
 from atoll.peer.lab.settings import (
     ALL,
+    NETWORKS,
     Counters,
     LabSettings,
     PathSettings,
     Rate,
     address_of,
+    address_v6_of,
+    check_families,
     check_host,
     check_path,
     check_rate,
@@ -54,6 +69,10 @@ class Lab:
     ``rtt_ms``: the round trip of any two hosts, without the time that packets take to be sent.
     ``jitter_ms``, ``loss`` (percent, one way), ``reorder``: see PathSettings. ``seed``: the n-th
     packet of an ordered pair is lost or not, whatever the others do. ``mtu_bytes``: of all devices.
+    ``nat``: routers that hide hosts: by host, or by hosts behind one router together, a kind
+    ("restricted"), a Nat, or its text (see nat.py). A router has the line of its first host: rates,
+    paths, cuts and counters of all hosts behind it are that line's.
+    ``families``: by host, "6" for a host without IPv4, "46" for both; the others have IPv4.
     ``network``: "forwarder", "netem" (see netem.py for what it does not do) or "auto", which is the
     forwarder but where it cannot be compiled and the kernel has netem.
 
@@ -71,14 +90,24 @@ class Lab:
         reorder: bool = False,
         seed: int = 0,
         mtu_bytes: int = 1500,
+        nat: Mapping[int | tuple[int, ...], str | Nat] | None = None,
+        families: Mapping[int, str] | None = None,
         network: str = "auto",
     ) -> None:
         self.settings = LabSettings(
             hosts, rate_mbit, rtt_ms, jitter_ms, loss, reorder, seed, mtu_bytes
         )
         self.hosts = hosts
+        self.routers = routers_of(nat or {}, hosts)
+        self._router = {host: router for router in self.routers for host in router.hosts}
+        self.families = dict(families or {})
+        check_families(self.families, hosts)
+        check_lines(self.routers, self.families)
         spaces.check_possible(need_tun=False)
-        make = _choose(network)
+        plain = not self.routers and not self.families
+        if not plain:
+            check_tools()
+        make = _choose(network, plain)
         spaces.check_possible(need_tun=make is Forwarder)
         spaces.sweep()
         self._lock = threading.Lock()  # of the two tables below
@@ -86,8 +115,17 @@ class Lab:
         self._paths: dict[tuple[int, int], PathSettings] = {}  # that differ from the others
         self._started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
         self._prefix = spaces.new_prefix()
-        self._network: Forwarder | Netem = make(self._prefix, hosts, mtu_bytes, seed)
+        self._moved = [0] * hosts  # how often the address of a line has changed
+        self._network: Forwarder | Netem
+        if plain:
+            self._network = make(self._prefix, hosts, mtu_bytes, seed)
+        else:
+            lines = line_names(self.routers, hosts)
+            inside = [name for router in self.routers for name in router.inside]
+            self._network = Forwarder(self._prefix, hosts, mtu_bytes, seed, lines, inside)
         try:
+            if not plain:
+                self._connect(lines)
             self._network.set_path(ALL, ALL, self.settings.path)
             for host in range(hosts):
                 self._shape(host)
@@ -114,10 +152,40 @@ class Lab:
 
     # ------------------------------------------------------------ hosts
 
-    def address(self, host: int) -> str:
-        """Return a host's IPv4 address, without port."""
+    def address(self, host: int, family: str = "") -> str:
+        """Return a host's own address, without port: behind a router it is a private one.
+
+        ``family``: "4" or "6"; without it IPv6 only where the host has no other.
+        """
         check_host(host, self.hosts)
-        return address_of(host)
+        has = self.families.get(host, "4")
+        family = family or has[0]
+        if family not in has:
+            raise ConfigError(f"host {host} has no IPv{family} address")
+        if family == "6":
+            return address_v6_of(host)
+        return self._router[host].address(host) if host in self._router else address_of(host)
+
+    def public_address(self, host: int) -> str:
+        """Return the address that others see a host's packets come from: its router's, or its own.
+
+        Where it has IPv4 and IPv6, that is the one of IPv4.
+        """
+        if host in self._router:
+            line = self._line(host)
+            return address_of(line, self._moved[line])
+        return self.address(host)
+
+    def dialled_address(self, source: int, target: int) -> str:
+        """Return the address at which one host would try to reach another (or itself).
+
+        Of two behind one router, and of itself, that is the private one.
+        """
+        shared = source in self._router and self._line(source) == self._line(target)
+        if shared or source == target:
+            return self.address(target)
+        common = set(self.families.get(source, "4")) & set(self.families.get(target, "4"))
+        return self.address(target, "6") if common == {"6"} else self.public_address(target)
 
     def space(self, host: int) -> str:
         """Return the name of a host's namespace: ``ip netns exec NAME COMMAND``."""
@@ -127,13 +195,14 @@ class Lab:
     def environment(self, host: int) -> dict[str, str]:
         """Return the variables that commands find in their environment on this host.
 
-        They are the host's number and address, and all hosts' addresses in order, its own among
-        them.
+        They are the host's number and own address, and all hosts' addresses in order, its own among
+        them, as it would dial them.
         """
+        peers = (self.dialled_address(host, other) for other in range(self.hosts))
         return {
             "ATOLL_LAB_HOST": str(host),
             "ATOLL_LAB_ADDRESS": self.address(host),
-            "ATOLL_LAB_PEERS": ",".join(map(address_of, range(self.hosts))),
+            "ATOLL_LAB_PEERS": ",".join(peers),
         }
 
     def command(self, host: int, *arguments: str) -> list[str]:
@@ -176,11 +245,12 @@ class Lab:
     # ------------------------------------------------------------ the network
 
     def set_rate(self, host: int, *, up: float | None = None, down: float | None = None) -> None:
-        """Set a host's rates in Mbit/s from now on, for what waits in the queues too.
+        """Set the rates of a host's line in Mbit/s from now on, for what waits in the queues too.
 
         0 takes the limit away; None leaves a rate as it is.
         """
         check_host(host, self.hosts)
+        host = self._line(host)
         with self._lock:
             before = self._rates_mbit[host]
             rates = (before[0] if up is None else up, before[1] if down is None else down)
@@ -218,10 +288,40 @@ class Lab:
         for one, other in self._pairs(source, target, both=True):
             self._network.set_cut(one, other, False)
 
-    def counters(self, host: int) -> Counters:
-        """Return what a host has sent and received, and what was dropped, since the beginning."""
+    def change_address(self, host: int) -> str:
+        """Give the router of a host another public address, and return it.
+
+        The router forgets all connections, and nobody has the address before any more.
+        """
         check_host(host, self.hosts)
-        return self._network.counters(host)
+        if host not in self._router:
+            raise ConfigError(
+                f"host {host} is behind no router, whose address could change",
+                fix=f'put it behind one: Lab(..., nat={{{host}: "restricted"}})',
+            )
+        assert isinstance(self._network, Forwarder)
+        router, line, before = self._router[host], self._line(host), self.public_address(host)
+        with self._lock:
+            self._moved[line] = (self._moved[line] + 1) % NETWORKS
+            after = self.public_address(host)
+            self._network.set_network(line, self._moved[line])
+            move_router(self._prefix, router, before, after)
+        return after
+
+    def counters(self, host: int) -> Counters:
+        """Return what a host's line has sent and received, and what was dropped, since the start.
+
+        Hosts behind one router have one line. What they send each other is not on it.
+        """
+        check_host(host, self.hosts)
+        return self._network.counters(self._line(host))
+
+    def sent_bytes(self, source: int, target: int) -> int:
+        """Return how many bytes, with IP headers, the line of one host has sent to another's."""
+        if not isinstance(self._network, Forwarder):
+            raise ConfigError("only the forwarder counts bytes between two hosts")
+        (pair,) = self._pairs(source, target, both=False)
+        return self._network.between(*pair)[1]
 
     # ------------------------------------------------------------ inside
 
@@ -230,9 +330,29 @@ class Lab:
         check_host(target, self.hosts)
         if source == target:
             raise ConfigError(f"host {source} reaches itself without the network")
+        if self._line(source) == self._line(target):
+            raise ConfigError(
+                f"hosts {source} and {target} are behind one router:"
+                " they reach each other without the wide-area network"
+            )
+        source, target = self._line(source), self._line(target)
         yield source, target
         if both:
             yield target, source
+
+    def _line(self, host: int) -> int:
+        return self._router[host].line if host in self._router else host
+
+    def _connect(self, lines: Sequence[str]) -> None:
+        """Make what is not the forwarder's: routers, default routes, IPv6 addresses."""
+        for name in lines:
+            if name != "-":
+                add_default_route(self._prefix, name)
+        for router in self.routers:
+            add_router(self._prefix, router, self.settings.mtu_bytes)
+        for host, family in self.families.items():
+            own = address_of(host), address_v6_of(host)
+            use_family(self._prefix, lines[host], family, *own)
 
     def _path(self, source: int, target: int) -> PathSettings:
         return self._paths.get((source, target), self.settings.path)
@@ -247,9 +367,14 @@ class Lab:
         self._network.set_rate(host, rates, (up, down))
 
 
-def _choose(network: str) -> type[Forwarder] | type[Netem]:
+def _choose(network: str, plain: bool = True) -> type[Forwarder] | type[Netem]:
+    """Return who makes the network. ``plain``: without routers and IPv6."""
     if network not in ("auto", "forwarder", "netem"):
         raise ConfigError(f"a network is auto, forwarder or netem, not {network}")
+    if not plain:
+        if network == "netem":
+            raise ConfigError("routers and IPv6 need the forwarder, not netem")
+        return Forwarder
     if network == "netem" and not has_netem():
         raise ConfigError("this kernel has no netem, or the commands ip, tc, sysctl are missing")
     if network == "netem" or (network == "auto" and not can_build() and has_netem()):

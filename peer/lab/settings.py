@@ -20,6 +20,9 @@ QUEUE_BYTES_MIN = 64 << 10
 
 ALL = "*"  # every host
 
+NETWORKS = 256  # 10.78.0 to 10.78.255, which a line's address goes through: then again the first
+FAMILIES = ("4", "6", "46")  # what a host has an address of: IPv4, IPv6, both
+
 Rate = float | tuple[float, float]  # Mbit/s both ways, or (up, down); 0: no limit
 
 
@@ -78,7 +81,7 @@ class LabSettings:
 
 @dataclass(frozen=True)
 class Counters:
-    """Count one host's IPv4 packets to and from other hosts since the lab began.
+    """Count one host's IP packets to and from other hosts since the lab began.
 
     Bytes are with IP headers. Sent is what entered the host's uplink queue or was refused there.
     ``dropped_queue``: packets refused by the full queue of its uplink or its downlink.
@@ -100,9 +103,17 @@ class Counters:
         return self.dropped_queue + self.dropped_loss + self.dropped_cut
 
 
-def address_of(host: int) -> str:
-    """Return a host's IPv4 address, without port. The forwarder knows hosts by its last byte."""
-    return f"10.78.0.{host + 1}"
+def address_of(host: int, network: int = 0) -> str:
+    """Return a host's IPv4 address, without port. The forwarder knows hosts by its last byte.
+
+    ``network`` counts how often that of its router has changed.
+    """
+    return f"10.78.{network}.{host + 1}"
+
+
+def address_v6_of(host: int) -> str:
+    """Return a host's IPv6 address, without port or brackets."""
+    return f"fd78::{host + 1:x}"
 
 
 def rate_of(rate_mbit: float | Mapping[int, Rate], host: int) -> tuple[float, float]:
@@ -123,6 +134,17 @@ def check_host(host: int, hosts: int) -> None:
     """Raise ConfigError unless ``host`` is the number of one of ``hosts`` hosts."""
     if not 0 <= host < hosts:
         raise ConfigError(f"there is no host {host}: they are 0 to {hosts - 1}")
+
+
+def check_families(families: Mapping[int, str], hosts: int) -> None:
+    """Raise ConfigError unless these are hosts of a lab with what they can have."""
+    for host, family in families.items():
+        check_host(host, hosts)
+        if family not in FAMILIES:
+            raise ConfigError(
+                f"host {host} has IP versions {', '.join(FAMILIES[:-1])} or {FAMILIES[-1]} (both),"
+                f" not {family!r}"
+            )
 
 
 def check_rate(*rates_mbit: float) -> None:

@@ -1,4 +1,4 @@
-/* The hosts of a lab: namespaces with a name, one TUN device in each, and an end for all of it. */
+/* The hosts of a lab and their routers: namespaces with a name, TUN devices, and an end for all. */
 #include "forward.h"
 
 #include <arpa/inet.h>
@@ -24,13 +24,15 @@
 enum {
     RING_PACKETS = 5000, /* that the kernel keeps until we read: 10 ms at 500,000 a second */
     PATH_MAX_BYTES = 160,
+    NAME_MAX_BYTES = 16,
     KILL_ROUNDS = 100, /* of 10 ms: until nothing runs in the namespaces any more */
 };
 
 static const char *prefix;
 static int control, owner, home;
-static int made;                /* so many namespaces have a name */
-static ino_t inodes[HOSTS_MAX]; /* what they are known by in /proc */
+static int made; /* so many namespaces have a name */
+static char names[SPACES_MAX][NAME_MAX_BYTES];
+static ino_t inodes[SPACES_MAX]; /* what they are known by in /proc */
 
 void fail(const char *format, ...) {
     char text[LINE_MAX_BYTES] = "error ";
@@ -46,8 +48,8 @@ void fail(const char *format, ...) {
     exit(1);
 }
 
-static void path_of(int host, char *path) {
-    snprintf(path, PATH_MAX_BYTES, NAMESPACES "/%s-h%d", prefix, host);
+static void path_of(int space, char *path) {
+    snprintf(path, PATH_MAX_BYTES, NAMESPACES "/%s-%.15s", prefix, names[space]);
 }
 
 /* As `ip netns add` does it: mounts below a folder that is a shared mount of its own. */
@@ -59,8 +61,8 @@ static void prepare_folder(void) {
         fail("cannot prepare %s", NAMESPACES);
 }
 
-void prepare_spaces(const char *names, int socket_fd, int owner_pid) {
-    prefix = names;
+void prepare_spaces(const char *all, int socket_fd, int owner_pid) {
+    prefix = all;
     control = socket_fd;
     owner = owner_pid;
     home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
@@ -83,7 +85,7 @@ static void bring_up(int socket_fd, const char *device) {
     if (ioctl(socket_fd, SIOCSIFFLAGS, &request)) fail("cannot bring up %s", device);
 }
 
-static int make_device(int number, int mtu) {
+int make_device(int number, int mtu) {
     char address[32];
     struct ifreq request = {.ifr_flags = IFF_TUN | IFF_NO_PI};
     strcpy(request.ifr_name, "eth0");
@@ -97,27 +99,30 @@ static int make_device(int number, int mtu) {
     snprintf(address, sizeof address, "10.78.0.%d", number + 1);
     set_address(&request, address);
     if (ioctl(socket_fd, SIOCSIFADDR, &request)) fail("cannot set a device's address");
-    set_address(&request, "255.255.255.0");
+    set_address(&request, "255.255.0.0"); /* a router's address may change, to 10.78.1.x */
     if (ioctl(socket_fd, SIOCSIFNETMASK, &request)) fail("cannot set a device's netmask");
-    bring_up(socket_fd, "lo");
     bring_up(socket_fd, "eth0");
     close(socket_fd);
     return tun;
 }
 
-int make_space(int number, int mtu) {
+void make_space(const char *name) {
     char path[PATH_MAX_BYTES];
     struct stat shown;
-    path_of(number, path);
+    if (made == SPACES_MAX || strlen(name) >= NAME_MAX_BYTES) fail("no namespace %s", name);
+    strcpy(names[made], name);
+    path_of(made, path);
     int file = open(path, O_RDONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0);
     if (file < 0) fail("cannot make %s", path);
     close(file);
-    made = number + 1;
+    int number = made++;
     if (unshare(CLONE_NEWNET)) fail("cannot make a network namespace");
     if (mount("/proc/self/ns/net", path, "none", MS_BIND, NULL)) fail("cannot mount %s", path);
     if (stat(path, &shown)) fail("cannot look at %s", path);
     inodes[number] = shown.st_ino;
-    return make_device(number, mtu);
+    int socket_fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bring_up(socket_fd, "lo");
+    close(socket_fd);
 }
 
 void leave_spaces(void) {

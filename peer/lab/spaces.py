@@ -28,7 +28,10 @@ _serial = itertools.count()
 
 
 def new_prefix() -> str:
-    """Return how the names of a new lab's namespaces begin, before the host's number."""
+    """Return how the names of a new lab's namespaces begin.
+
+    ``h3`` of host 3 follows, ``r3`` of the router before it, ``c3`` of its provider's.
+    """
     return f"{PREFIX}-{os.getpid()}-{next(_serial)}"
 
 
@@ -86,7 +89,7 @@ def remove(prefix: str) -> None:
 def spaces_of(prefix: str) -> list[Path]:
     """Return the paths of the namespaces of a lab that there are."""
     with contextlib.suppress(FileNotFoundError):
-        pattern = re.compile(rf"{re.escape(prefix)}-h\d+")
+        pattern = re.compile(rf"{re.escape(prefix)}-[hrc]\d+")
         return [path for path in NAMESPACES.iterdir() if pattern.fullmatch(path.name)]
     return []
 
@@ -95,6 +98,6 @@ def sweep() -> None:
     """Remove what labs left behind whose owner and forwarder were killed together."""
     with contextlib.suppress(FileNotFoundError):
         for path in NAMESPACES.iterdir():
-            match = re.fullmatch(rf"({PREFIX}-(\d+)-\d+)-h\d+", path.name)
+            match = re.fullmatch(rf"({PREFIX}-(\d+)-\d+)-[hrc]\d+", path.name)
             if match and not Path(f"/proc/{match.group(2)}").exists():
                 remove(match.group(1))

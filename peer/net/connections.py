@@ -82,6 +82,7 @@ class ConnectionManager:
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
+        self.outbound: Collection[bytes] = ()  # peers that cannot be dialled from outside
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
@@ -171,13 +172,16 @@ class ConnectionManager:
         address: str,
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
+        *,
+        anew: bool = False,
     ) -> bytes:
         """Make a control link, or find that there is one, and return the peer's id.
 
+        ``anew``: the one that there is does not reach the peer any more, and is to be replaced.
         Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
         IdentityInUseError.
         """
-        if expect_peer is not None and expect_peer in self._links:
+        if expect_peer is not None and expect_peer in self._links and not anew:
             return expect_peer
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint
@@ -189,7 +193,7 @@ class ConnectionManager:
             if answer.code == DUPLICATE and linked:
                 return peer_id
             raise refusal_error(answer, address)
-        link = self._link(channel, peer_id, answer, dialled_by=self.peer_id)
+        link = self._link(channel, peer_id, answer, self.peer_id, address)
         if not self._install(link):
             self._retire(link)
             if answer.life < self._links[peer_id].hello.life:
@@ -222,12 +226,12 @@ class ConnectionManager:
         """Take the connection of a data stream, behind its first byte, or raise."""
         await self._streams.accept(sock)
 
-    async def call_tls(self, peer_id: bytes, address: str) -> TlsSocket:
+    async def call_tls(self, peer_id: bytes, address: str, offer: bytes = b"") -> TlsSocket:
         """Return a connection for a data stream through TLS, when both sides have said hello.
 
-        Raises the error of a refusal.
+        ``offer``: the id of the stream that was offered to us. Raises the error of a refusal.
         """
-        channel, _, answer = await self._call(DATA, address, peer_id, None)
+        channel, _, answer = await self._call(DATA, address, peer_id, None, offer)
         if isinstance(answer, Refused):
             channel.close()
             raise refusal_error(answer, address)
@@ -274,13 +278,18 @@ class ConnectionManager:
             del self.dialled_at[next(iter(self.dialled_at))]
 
     async def _call(
-        self, kind: str, address: str, expect_peer: bytes | None, expect_fingerprint: bytes | None
+        self,
+        kind: str,
+        address: str,
+        expect_peer: bytes | None,
+        expect_fingerprint: bytes | None,
+        offer: bytes = b"",
     ) -> tuple[TlsChannel, bytes, Hello | Refused]:
         """Dial and say hello; return the channel, the peer's id and its answer.
 
         Raises an error if that peer is this one.
         """
-        mine = self._hello(kind)
+        mine = replace(self._hello(kind), offer=offer)
         attempt = self.attempt(address)
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
@@ -375,10 +384,10 @@ class ConnectionManager:
         link = self._links.get(peer_id)
         if link is None or link.hello.life != theirs.life:
             return Refused(ConnectError.code, "a data stream needs a control link first")
-        if why_not := self._streams.why_full(peer_id):
+        if why_not := self._streams.why_not_tls(peer_id, theirs.offer):
             return Refused(ConnectError.code, why_not)
         await channel.send(mine)
-        self._streams.accept_tls(link, channel.take())
+        self._streams.accept_tls(link, channel.take(), theirs.offer)
         return None
 
     def _hello(self, kind: str) -> Hello:
@@ -391,7 +400,12 @@ class ConnectionManager:
         return Hello(PROTOCOL_MIN, PROTOCOL_MAX, self._run, kind, inc, address, ciphers, *shown)
 
     def _link(
-        self, channel: TlsChannel, peer_id: bytes, theirs: Hello, dialled_by: bytes
+        self,
+        channel: TlsChannel,
+        peer_id: bytes,
+        theirs: Hello,
+        dialled_by: bytes,
+        dialled_address: str = "",
     ) -> ControlLink:
         return ControlLink(
             channel.take(),
@@ -401,6 +415,7 @@ class ConnectionManager:
             self._on_payload,
             self._on_end,
             self.counts,
+            dialled_address,
         )
 
     def _prefers_new(self, old: ControlLink, life: int, dialled_by: bytes) -> bool:

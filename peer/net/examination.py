@@ -42,15 +42,16 @@ class AskOutline:
 class RunOutline:
     """Say what the run trains, as far as this member knows it, and the time when this was sent.
 
-    ``observed``: the IP address that the asker has here, behind whatever translates it.
+    ``observed``: the IP address that the asker has here, behind whatever translates it; ``program``
+    and ``protocol`` are the member's.
     ``elements`` are the model's parameters, 0 while no trainer has brought one; ``state_bytes``
     what a joiner loads, ``daemon_bytes`` what a daemon takes for it at most.
     """
 
     unix_s: float
     observed: Annotated[str, Within(0, _TEXT_BYTES_MAX)] = ""
-    program: Annotated[str, Within(0, _TEXT_BYTES_MAX)] = VERSION
-    protocol: Annotated[int, Within(0, 2**31)] = PROTOCOL_MAX
+    program: Annotated[str, Within(0, _TEXT_BYTES_MAX)] = ""
+    protocol: Annotated[int, Within(0, 2**31)] = 0
     elements: Annotated[int, Within(0, 2**48)] = 0
     state_bytes: Annotated[int, Within(0, 2**53)] = 0
     daemon_bytes: Annotated[int, Within(0, 2**53)] = 0
@@ -117,13 +118,15 @@ class Examiner:
         if self._under_way >= AT_ONCE_MAX:
             what = f"{AT_ONCE_MAX} machines are being examined already; ask again in a minute"
             return Refused(ConnectError.code, what, PROTOCOL_MIN, PROTOCOL_MAX, VERSION)
-        left_bytes, asker_ip = BYTES_MAX, channel.remote_ip
+        left_bytes = BYTES_MAX
+        outline = replace(outline, program=VERSION, protocol=PROTOCOL_MAX)
         self._under_way += 1
         try:
             while True:
                 question = await channel.receive_of(AskOutline, AskRate)
                 if isinstance(question, AskOutline):
-                    await channel.send(replace(outline, unix_s=time.time(), observed=asker_ip))
+                    now_s = time.time()
+                    await channel.send(replace(outline, unix_s=now_s, observed=channel.remote_ip))
                 elif isinstance(question, AskRate):
                     left_bytes -= question.up + question.down
                     if left_bytes < 0:

@@ -28,7 +28,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.version import VERSION
 from atoll.peer.net.wire import Within, message
-from atoll.peer.streams.keys import CIPHERS_MAX, CipherName
+from atoll.peer.streams.keys import CIPHERS_MAX, CONN_ID_BYTES, CipherName
 
 # The versions of the protocol that this program speaks. One is added when an old peer could
 # misunderstand us, and the lowest is dropped where the two cannot work in one run. Version 1 is
@@ -63,7 +63,8 @@ class Hello:
     that of its memory as a member, which may change while the process lives. ``address`` is where
     this peer can be dialled, "" if nowhere; ``ciphers`` what its data streams can do besides TLS,
     nothing in the first version; ``credential`` and ``role`` what it was granted and wants to be,
-    in a run with an authority; ``program`` the version of atoll, for people, "" in protocol 1.
+    in a run with an authority; ``program`` the version of atoll, for people, "" in protocol 1;
+    ``offer`` the id of the data stream that the dialler was offered, b"" if it opens its own.
     """
 
     protocol_min: int
@@ -77,6 +78,7 @@ class Hello:
     role: Annotated[str, Within(0, _NAME_CHARACTERS_MAX)] = ""
     program: str = ""
     life: int = 0
+    offer: Annotated[bytes, Within(0, CONN_ID_BYTES)] = b""
 
     def __post_init__(self) -> None:
         if not _PROGRAM.fullmatch(self.program):

@@ -53,7 +53,8 @@ class ControlLink:
 
     Calls ``on_payload(link, payload)`` for each frame and ``on_end(link, why)`` once. ``on_end`` is
     for ends that this side did not ask for; after :meth:`close` it is not called. ``counts``: where
-    its bytes are counted.
+    its bytes are counted. ``dialled_address``: at which this side has reached the peer, "" if the
+    peer has dialled.
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class ControlLink:
         on_payload: Callable[[ControlLink, bytes], None],
         on_end: Callable[[ControlLink, str], None],
         counts: ByteCounts | None = None,
+        dialled_address: str = "",
     ) -> None:
         self.peer_id, self.hello, self.dialled_by = peer_id, hello, dialled_by
+        self.dialled_address = dialled_address
         self.remote_ip, self.rtt_s = connection.remote_ip, connection.rtt_s
         self.ended = asyncio.Event()
         self._counts = counts if counts is not None else ByteCounts()

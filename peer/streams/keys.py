@@ -5,6 +5,10 @@ to read, answers with a connection id and a fresh key (``StreamGranted``), or sa
 (``StreamDenied``); TLS streams remain for that case. So forward secrecy and identity are TLS's.
 Only who lists ciphers in its hello is asked: earlier versions do not know these messages.
 
+Who cannot dial the reader offers the stream instead (``StreamOffered``, with the key in it), and
+the reader dials, or says why it cannot (``StreamDenied``). From there on it is the same handshake,
+with the parts exchanged; what flows on the stream afterwards is not.
+
 The TCP connection then opens with::
 
     dialler    0xA7 | version u8 | connection id, 16 bytes | random, 16 bytes
@@ -61,7 +65,7 @@ _TRUSTED = [
 # How many ciphers a peer, perhaps of a later version, may say it can do.
 CIPHERS_MAX = 8
 CipherName = Annotated[str, Within(1, 64)]
-_WHAT_CHARACTERS_MAX = 1000
+WHAT_CHARACTERS_MAX = 1000
 
 
 @message(wire="StreamAsked")
@@ -89,12 +93,33 @@ class StreamGranted:
         return f"StreamGranted(number={self.number}, cipher={self.cipher!r})"
 
 
-@message(wire="StreamDenied")
-class StreamDenied:
-    """Deny a data stream and say why, for people."""
+@message(wire="StreamOffered")
+class StreamOffered:
+    """Offer a stream on which the sender of this sends; the receiver is to dial within GRANT_S.
+
+    ``cipher`` may be CIPHER_TLS: the dialler's hello then names ``conn_id``, and the key is unused.
+    """
 
     number: Annotated[int, Within(0, 2**63 - 1)]
-    what: Annotated[str, Within(0, _WHAT_CHARACTERS_MAX)]
+    cipher: CipherName
+    conn_id: Annotated[bytes, Within(CONN_ID_BYTES, CONN_ID_BYTES)]
+    key: Annotated[bytes, Within(KEY_BYTES, KEY_BYTES)]
+
+    def __repr__(self) -> str:  # keys must not get into logs
+        return f"StreamOffered(number={self.number}, cipher={self.cipher!r})"
+
+
+@message(wire="StreamDenied")
+class StreamDenied:
+    """Deny a data stream that was asked for or offered, and say why, for people.
+
+    ``connected``: the one who dialled for an offer came as far as a connection, so that somebody is
+    there.
+    """
+
+    number: Annotated[int, Within(0, 2**63 - 1)]
+    what: Annotated[str, Within(0, WHAT_CHARACTERS_MAX)]
+    connected: bool = False
 
 
 def choose_cipher(asked: tuple[str, ...], allowed: tuple[str, ...]) -> str:

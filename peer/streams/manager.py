@@ -1,12 +1,13 @@
 """Keep data streams to and from the other peers, and route the frames that arrive.
 
-A stream has one direction: the dialler sends. The first one to a peer is opened when a view names
-it, so that a round does not wait for it, and again after it broke. A round opens as many as `widen`
-was told, for paths that one does not fill (loss, a long way), and shares its chunks among these
-*stripes*, which keep to a `pace` together; transfers use the first. Both are what the plan of the
-rounds says (peer/links/planner.py). Each incoming stream has a thread that reads a header, asks
-the router where the payload belongs, and receives it straight into the preallocated memory that it
-is given; what nobody wants is drained into a scratch buffer and dropped.
+A stream has one direction: who opens it sends. Which of the two dials for it is the affair of
+opener.py. The first one to a peer is opened when a view names it, so that a round does not wait for
+it, and again after it broke. A round opens as many as `widen` was told, for paths that one does not
+fill (loss, a long way), and shares its chunks among these *stripes*, which keep to a `pace`
+together; transfers use the first. Both are what the plan of the rounds says (links/planner.py).
+Each incoming stream has a thread that reads a header, asks the router where the payload belongs,
+and receives it straight into the preallocated memory that it is given; what nobody wants is drained
+into a scratch buffer and dropped.
 """
 
 from __future__ import annotations
@@ -292,11 +293,8 @@ class Streams:
     async def _dial(self, stripe: StripeId) -> DataStream:
         peer = stripe.peer
         for attempt in range(OPEN_TRIES):
-            address = self.address(peer)
-            if not address:
-                raise ConnectError(f"peer {short(peer)} advertises no address to send data to")
             try:
-                stream = await self._host.open_data(peer, address)
+                stream = await self._host.open_data(peer, self.address(peer))
             except ConnectError as error:
                 if attempt + 1 == OPEN_TRIES or peer not in self._host.link_peers():
                     what = f"data stream to {short(peer)}: {error.what}"
@@ -307,7 +305,8 @@ class Streams:
             with self._count_lock:
                 self._outgoing[stripe] = stream
             self._keep_pace(peer)
-            self.reached.add(peer)
+            if not stream.is_reversed:
+                self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
 

@@ -6,6 +6,11 @@ That is said once in the log and remembered: for ever of one without ciphers, el
 then for twice as long each time, so that a network that lets nothing but TLS through costs a few
 tries, and a peer that was busy for a moment is not slow for days.
 
+Whoever wants to send dials. Where that fails or takes long, the stream is offered over the control
+link, and the reader dials: a machine behind a router can be sent to that way by everyone whom it
+can dial. Which way is likelier goes first, the other follows, and the first that opens a stream is
+used (RFC 8305 treats the addresses of a name so); what has worked goes first from then on.
+
 Both sides of a sealed or plain stream prove in the event loop that they have its key, before the
 socket is given to the stream. Nothing of it is kept before the dialler has proved itself, and
 nothing is read beyond that.
@@ -14,15 +19,18 @@ nothing is read beyond that.
 from __future__ import annotations
 
 import asyncio
+import enum
 import itertools
 import math
 import secrets
 import socket
 import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from atoll.collectives.errors import ConnectError, RemoteProtocolError
+from atoll.collectives.errors import AtollError, ConnectError, RemoteProtocolError
 from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
@@ -32,19 +40,23 @@ from atoll.peer.net.tls import TlsSocket
 from atoll.peer.streams.congestion import Congestion
 from atoll.peer.streams.keys import (
     CIPHER_NONE,
+    CIPHER_TLS,
     CIPHERS,
     CONN_ID_BYTES,
     DIALLER_PROOF_BYTES,
+    GRANT_S,
     GREETING_BYTES,
     KEY_BYTES,
     OPENING_BYTES,
     RANDOM_BYTES,
     STREAM_FIRST_BYTE,
+    WHAT_CHARACTERS_MAX,
     Grants,
     Handshake,
     StreamAsked,
     StreamDenied,
     StreamGranted,
+    StreamOffered,
     check_granted,
     choose_cipher,
     conn_id_of,
@@ -62,6 +74,22 @@ ANSWER_TIMEOUT_S = 2.0
 # After a failure that may pass (the other side was busy, say) it is TLS for so long, then twice as
 # long: what cannot be had costs a dial's time a few times an hour, and what can is soon back.
 DETOUR_S, DETOUR_S_MAX = 60.0, 3600.0
+# The less likely way to a peer is tried too when the first has brought nothing for so long: several
+# round trips, and no more than TCP waits before it repeats its first packet.
+OTHER_WAY_S = 1.0
+# Streams offered to us that we dial for at a time, for each peer: all that a round uses, at once.
+OFFERS_PER_PEER_MAX = STREAMS_MAX
+NEITHER_DIALS_FIX = (
+    "one of the two needs an open port: forward a TCP port to it, let it pass the firewall, and"
+    " start that peer with --advertise HOST:PORT"
+)
+
+
+class DialWay(enum.Enum):
+    """Say who dials for a stream on which this side sends."""
+
+    DIRECT = "direct"  # this side, as usual
+    REVERSE = "reverse"  # the reader, to whom the stream is offered
 
 
 class _PendingGrant(NamedTuple):
@@ -73,6 +101,22 @@ class _PendingGrant(NamedTuple):
     def end(self, answer: StreamGranted | str) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
+
+
+class _PendingOffer(NamedTuple):
+    """Keep a StreamOffered until ``peer`` has dialled, or has said why it cannot."""
+
+    peer: bytes
+    number: int
+    answer: asyncio.Future[DataStream | StreamDenied]
+    until_s: float  # how long the stream is good, if it goes through TLS
+
+    def end(self, answer: DataStream | StreamDenied) -> bool:
+        """Give the answer; return False if nobody waits for it any more."""
+        if self.answer.done():
+            return False
+        self.answer.set_result(answer)
+        return True
 
 
 class _Detour(NamedTuple):
@@ -91,13 +135,17 @@ class ControlLinks(Protocol):
     @property
     def counts(self) -> ByteCounts: ...
 
+    @property
+    def outbound(self) -> Collection[bytes]:
+        """Return the peers that are known to be unable to accept connections from outside."""
+
     def link_of(self, peer_id: bytes, /) -> ControlLink | None: ...
 
     def send(self, peer_id: bytes, msg: object, /) -> bool: ...
 
     def attempt(self, address: str, /) -> Dial: ...
 
-    async def call_tls(self, peer_id: bytes, address: str, /) -> TlsSocket: ...
+    async def call_tls(self, peer_id: bytes, address: str, offer: bytes = b"", /) -> TlsSocket: ...
 
     def on_data(self, peer_id: bytes, stream: DataStream, /) -> None: ...
 
@@ -119,8 +167,11 @@ class StreamOpener:
         self._grants = Grants()
         self._numbers = itertools.count(1)
         self._questions: dict[int, _PendingGrant] = {}
+        self._offers: dict[bytes, _PendingOffer] = {}  # by connection id
+        self._dialling: dict[asyncio.Task[None], bytes] = {}  # for offers of these peers
+        self._reversed: set[bytes] = set()  # linked peers that dial for our streams
         self._detours: dict[bytes, _Detour] = {}  # of linked peers
-        # Open streams, with the peer that opened each, b"" for us. They belong to who sends
+        # Open streams, with the peer that sends on each, b"" for us. They belong to who sends
         # or reads on them: one that has ended must not keep its buffers.
         self._open: WeakKeyDictionary[DataStream, bytes] = WeakKeyDictionary()
         self._closing = False
@@ -132,17 +183,25 @@ class StreamOpener:
             stream.close()
         for question in self._questions.values():
             question.end("this daemon is closing")
+        for offer in self._offers.values():
+            offer.end(StreamDenied(offer.number, "this daemon is closing"))
+        for task in self._dialling:
+            task.cancel()
 
     def forget(self, peer: bytes) -> None:
         """Forget what was agreed on the control link to ``peer``, which is gone."""
         self._grants.forget(peer)
         self._detours.pop(peer, None)
+        self._reversed.discard(peer)
         for question in self._questions.values():
             if question.peer == peer:
                 question.end("its control link ended")
+        for offer in self._offers.values():
+            if offer.peer == peer:
+                offer.end(StreamDenied(offer.number, "its control link ended"))
 
     def expel(self, peer: bytes) -> None:
-        """End what ``peer`` has opened: it may not send any more."""
+        """End the streams on which ``peer`` sends: it may not any more."""
         for stream, by in list(self._open.items()):
             if by == peer:
                 stream.close()
@@ -150,20 +209,59 @@ class StreamOpener:
     # ------------------------------------------------------------ to others
 
     async def open(self, peer: bytes, address: str) -> DataStream:
-        """Open a stream on which this side sends. Raises ConnectErrors as a dial does."""
+        """Open a stream on which this side sends. Raises ConnectErrors as a dial does.
+
+        ``address``: where the peer says it can be dialled, "" if nowhere.
+        """
         link = self._links.link_of(peer)
         if link is None:
-            raise ConnectError(f"a data stream to {address} needs a control link first")
+            who = address or short(peer)
+            raise ConnectError(f"a data stream to {who} needs a control link first")
+        address = link.dialled_address or address
+        ways = self._ways(link, address)
+        tries = [partial(self._open_by, way, link, address) for way in ways]
+        number, stream, errors = await _first_opened(tries, OTHER_WAY_S)
+        self._remember(link, ways[number], errors if address else ["it advertises no address"])
+        return stream
+
+    def _ways(self, link: ControlLink, address: str) -> list[DialWay]:
+        """Return in which order to try who dials for a stream to this peer."""
+        peer = link.peer_id
+        if not address:
+            return [DialWay.REVERSE]
+        was_dialled_by = link.dialled_by == peer and peer in self._links.outbound
+        if peer in self._reversed or was_dialled_by:
+            return [DialWay.REVERSE, DialWay.DIRECT]
+        return [DialWay.DIRECT, DialWay.REVERSE]
+
+    def _remember(self, link: ControlLink, way: DialWay, errors: Sequence[str]) -> None:
+        """Let the way that has worked go first from now on; say once when it is the reverse one."""
+        peer = link.peer_id
+        if way is DialWay.DIRECT:
+            self._reversed.discard(peer)
+        elif self._links.link_of(peer) is link and peer not in self._reversed:
+            self._reversed.add(peer)
+            why = errors[0] if errors else f"no answer for {OTHER_WAY_S:g} s when dialled"
+            if peer in self._links.outbound:
+                why = "it cannot be dialled from outside"
+            self._links.log(f"{short(peer)} dials for the data streams to it: {why}")
+
+    async def _open_by(self, way: DialWay, link: ControlLink, address: str) -> DataStream:
+        """Open a stream in one of the two ways: with a cipher that both have, else with TLS."""
+        is_direct = way is DialWay.DIRECT
+        agree = self._dial_agreed if is_direct else self._offer_agreed
+        tls = self._dial_tls if is_direct else self._offer_tls
+        peer = link.peer_id
         detour = self._detours.get(peer)
         if detour is not None and time.monotonic() < detour.until_s:
-            return await self._open_tls(link, address, detour.until_s)
-        opened = await self._open_agreed(link, address)
+            return await tls(link, address, detour.until_s)
+        opened = await agree(link, address)
         if isinstance(opened, DataStream):
             if self._detours.pop(peer, None) is not None:
                 self._links.log(f"data streams to {short(peer)} go with {opened.cipher} again")
             return opened
         new = self._next_detour(link)
-        stream = await self._open_tls(link, address, new.until_s)
+        stream = await tls(link, address, new.until_s)
         self._detours[peer] = new
         if detour is None:
             self._links.log(f"data streams to {short(peer)} go through TLS: {opened}")
@@ -179,7 +277,7 @@ class StreamOpener:
     def _usable(self, link: ControlLink) -> tuple[str, ...]:
         return tuple(name for name in self.ciphers if name in link.hello.ciphers)
 
-    async def _open_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
+    async def _dial_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
         stream = TlsStream(await self._links.call_tls(link.peer_id, address), address, until_s)
         try:
             self._check_current(link, address)
@@ -188,8 +286,8 @@ class StreamOpener:
             raise
         return self._added(b"", stream)
 
-    async def _open_agreed(self, link: ControlLink, address: str) -> DataStream | str:
-        """Open a stream with a cipher that both have, or return why TLS is to be tried.
+    async def _dial_agreed(self, link: ControlLink, address: str) -> DataStream | str:
+        """Dial a stream with a cipher that both have, or return why TLS is to be tried.
 
         Raises ConnectError where nobody can be reached at all, and where the control link has
         ended.
@@ -253,21 +351,146 @@ class StreamOpener:
         finally:
             del self._questions[asked.number]
 
+    # ------------------------------------------------------------ to others, who dial
+
+    async def _offer_agreed(self, link: ControlLink, address: str) -> DataStream | str:
+        """Offer a stream with a cipher that both have, or return why TLS is to be tried.
+
+        Raises ConnectError where the other side cannot reach us.
+        """
+        usable = permitted(self._usable(link), link.remote_ip)
+        if not usable:
+            return "it has none of our ciphers"
+        answer = await self._offer(link, usable[0])
+        if isinstance(answer, DataStream):
+            return answer
+        if not answer.connected or self._closing:
+            raise ConnectError(f"{short(link.peer_id)} cannot dial this peer: {answer.what}")
+        self._check_current(link, address)
+        return answer.what
+
+    async def _offer_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
+        answer = await self._offer(link, CIPHER_TLS, until_s)
+        if isinstance(answer, StreamDenied):
+            raise ConnectError(f"{short(link.peer_id)} cannot dial this peer: {answer.what}")
+        return answer
+
+    async def _offer(
+        self, link: ControlLink, cipher: str, until_s: float = math.inf
+    ) -> DataStream | StreamDenied:
+        """Offer a stream and wait until the other side has dialled, or has said why it cannot.
+
+        ``until_s``: how long a stream through TLS is good.
+        """
+        loop, number, peer = asyncio.get_running_loop(), next(self._numbers), link.peer_id
+        conn_id, key = secrets.token_bytes(CONN_ID_BYTES), secrets.token_bytes(KEY_BYTES)
+        if cipher != CIPHER_TLS:
+            granted = StreamGranted(number, cipher, conn_id, key)
+            if why_not := self._grants.add(peer, granted, loop.time()):
+                return StreamDenied(number, why_not)
+        offer = self._offers[conn_id] = _PendingOffer(peer, number, loop.create_future(), until_s)
+        try:
+            if not self._links.send(peer, StreamOffered(number, cipher, conn_id, key)):
+                return StreamDenied(number, "its control link is ending")
+            async with asyncio.timeout(GRANT_S):
+                return await offer.answer
+        except TimeoutError:
+            return StreamDenied(number, f"it has not come for {GRANT_S:g} s")
+        except asyncio.CancelledError:
+            if offer.answer.done() and not offer.answer.cancelled():
+                stream = offer.answer.result()
+                if isinstance(stream, DataStream):
+                    stream.close()
+            raise
+        finally:
+            del self._offers[conn_id]
+            self._grants.take(conn_id, loop.time())
+
+    def _on_offered(self, link: ControlLink, offered: StreamOffered) -> None:
+        """Dial in the background for a stream on which the other side sends."""
+        peer = link.peer_id
+        if sum(other == peer for other in self._dialling.values()) >= OFFERS_PER_PEER_MAX:
+            what = f"{OFFERS_PER_PEER_MAX} streams are being dialled for already"
+            self._links.send(peer, StreamDenied(offered.number, what))
+            return
+        task = asyncio.get_running_loop().create_task(self._take_offer(link, offered))
+        self._dialling[task] = peer
+        task.add_done_callback(lambda done: self._dialling.pop(done, None))
+
+    async def _take_offer(self, link: ControlLink, offered: StreamOffered) -> None:
+        peer, address = link.peer_id, link.dialled_address or link.hello.address
+        attempt: Dial | None = None
+        try:
+            if why_not := self.why_full(peer):
+                raise ConnectError(why_not)
+            if not address:
+                raise ConnectError("you advertise no address")
+            if offered.cipher == CIPHER_TLS:
+                connection = await self._links.call_tls(peer, address, offered.conn_id)
+                stream: DataStream = self._added(peer, TlsStream(connection, address))
+            else:
+                attempt = self._links.attempt(address)
+                stream = await self._dial_offered(peer, attempt, offered)
+        except AtollError as error:
+            connected = attempt is not None and attempt.is_connected
+            denied = StreamDenied(offered.number, error.what[:WHAT_CHARACTERS_MAX], connected)
+            self._links.send(peer, denied)
+            return
+        self._links.on_data(peer, stream)
+
+    async def _dial_offered(self, peer: bytes, attempt: Dial, offered: StreamOffered) -> DataStream:
+        """Dial the peer that has offered a stream, and open it. Raises ConnectError."""
+        async with attempt.limited():
+            sock = await attempt.bare()
+            try:
+                allowed = permitted(self.ciphers, str(sock.getpeername()[0]))
+                if offered.cipher not in allowed:
+                    raise ConnectError(f"here only these ciphers are allowed: {allowed}")
+                granted = StreamGranted(
+                    offered.number, offered.cipher, offered.conn_id, offered.key
+                )
+                secret = await open_stream(sock, granted)
+                self._counts.add_sent(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
+                self._counts.add_received(CONTROL, GREETING_BYTES)
+                stream = _stream(sock, attempt.address, offered.cipher, secret, dialled=True)
+                return self._added(peer, stream)
+            except BaseException:
+                sock.close()
+                raise
+
+    def _came(self, offer: _PendingOffer, stream: DataStream) -> None:
+        """Take a stream that this side has offered and the other one has dialled."""
+        stream.is_reversed = True
+        self._added(b"", stream)
+        if not offer.end(stream):
+            stream.close()
+            raise ConnectError("the stream that was offered has come too late")
+
     # ------------------------------------------------------------ from others
 
     def on_message(self, link: ControlLink, msg: object) -> bool:
         """Take what has arrived on a control link if it is about streams; return whether it is."""
-        if not isinstance(msg, StreamAsked | StreamGranted | StreamDenied):
+        if not isinstance(msg, StreamAsked | StreamGranted | StreamOffered | StreamDenied):
             return False
-        current, question = self._links.link_of(link.peer_id), self._questions.get(msg.number)
+        current = self._links.link_of(link.peer_id)
         if current is None or current.hello.life != link.hello.life:
             return True  # of a former life of this peer
         if isinstance(msg, StreamAsked):
             self._links.send(link.peer_id, self._answer(link, msg))
-        elif question is not None and question.peer == link.peer_id:  # else it comes too late
-            answer = msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}"
-            question.end(answer)
+        elif isinstance(msg, StreamOffered):
+            self._on_offered(link, msg)
+        else:
+            self._on_answer(link.peer_id, msg)
         return True
+
+    def _on_answer(self, peer: bytes, msg: StreamGranted | StreamDenied) -> None:
+        question = self._questions.get(msg.number)
+        if question is not None and question.peer == peer:  # else it comes too late
+            question.end(msg if isinstance(msg, StreamGranted) else f"it gave no key: {msg.what}")
+        if isinstance(msg, StreamDenied):
+            for offer in self._offers.values():
+                if (offer.peer, offer.number) == (peer, msg.number):
+                    offer.end(msg)
 
     def _answer(self, link: ControlLink, asked: StreamAsked) -> StreamGranted | StreamDenied:
         if why_not := self.why_full(link.peer_id):
@@ -289,16 +512,38 @@ class StreamOpener:
         link = self._links.link_of(accepted.peer)
         if link is None:
             raise ConnectError("a data stream needs a control link first")
-        if why_not := self.why_full(accepted.peer):
+        offer = self._offers.get(accepted.conn_id)
+        why_not = self.why_full(accepted.peer) if offer is None else ""
+        if why_not:
             raise ConnectError(why_not)
         name = link.hello.address or link.remote_ip
         stream = _stream(sock, name, accepted.cipher, accepted.secret, dialled=False)
-        self._links.on_data(accepted.peer, self._added(accepted.peer, stream))
+        if offer is not None:
+            self._came(offer, stream)
+        else:
+            self._links.on_data(accepted.peer, self._added(accepted.peer, stream))
 
-    def accept_tls(self, link: ControlLink, connection: TlsSocket) -> None:
+    def why_not_tls(self, peer: bytes, conn_id: bytes) -> str:
+        """Return why ``peer`` may not open a stream through TLS; "" if it may.
+
+        ``conn_id``: of a stream that it was offered, b"" if it wants to open one of its own.
+        """
+        if not conn_id:
+            return self.why_full(peer)
+        offer = self._offers.get(conn_id)
+        is_current = offer is not None and offer.peer == peer
+        return "" if is_current else "no such stream has been offered, or not any more"
+
+    def accept_tls(self, link: ControlLink, connection: TlsSocket, conn_id: bytes) -> None:
         """Take the connection of a stream through TLS, whose hello has been answered."""
-        stream = TlsStream(connection, link.hello.address or link.remote_ip)
-        self._links.on_data(link.peer_id, self._added(link.peer_id, stream))
+        name, offer = link.hello.address or link.remote_ip, self._offers.get(conn_id)
+        if not conn_id:
+            stream = TlsStream(connection, name)
+            self._links.on_data(link.peer_id, self._added(link.peer_id, stream))
+        elif offer is not None:
+            self._came(offer, TlsStream(connection, name, offer.until_s))
+        else:
+            connection.sock.close()
 
     def _added(self, opened_by: bytes, stream: DataStream) -> DataStream:
         if self._closing:
@@ -309,6 +554,54 @@ class StreamOpener:
         if not opened_by:
             self._congestion.apply(stream)
         return stream
+
+
+async def _first_opened(
+    tries: Sequence[Callable[[], Awaitable[DataStream]]], pause_s: float
+) -> tuple[int, DataStream, list[str]]:
+    """Make the tries, each when the one before has failed or ``pause_s`` is over.
+
+    Return the number of the first that has opened a stream, the stream, and why others had failed
+    by then; the rest is given up. Raises the error of the first try if all fail.
+    """
+    tasks: list[asyncio.Task[DataStream]] = []
+    opened: asyncio.Task[DataStream] | None = None
+    try:
+        while opened is None:
+            if len(tasks) < len(tries):
+                tasks.append(asyncio.ensure_future(tries[len(tasks)]()))
+            waiting = [task for task in tasks if not task.done()]
+            if waiting:
+                limit_s = pause_s if len(tasks) < len(tries) else None
+                await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            elif len(tasks) == len(tries):
+                raise _none_opened([task.exception() for task in tasks])
+            opened = next((t for t in tasks if t.done() and t.exception() is None), None)
+        errors = [t.exception() for t in tasks if t.done()]
+        whats = [error.what for error in errors if isinstance(error, AtollError)]
+        return tasks.index(opened), opened.result(), whats
+    finally:
+        for task in tasks:
+            if task is not opened:
+                task.add_done_callback(_give_up)
+                task.cancel()
+
+
+def _none_opened(errors: Sequence[BaseException | None]) -> BaseException:
+    """Return the error of the first try, which says of the others why they failed too."""
+    first, *others = errors
+    assert first is not None
+    whats = [error.what for error in others if isinstance(error, AtollError)]
+    if isinstance(first, ConnectError) and whats:
+        what = "; ".join((first.what, *whats))
+        return ConnectError(what, fix=NEITHER_DIALS_FIX, stage=first.stage)
+    return first
+
+
+def _give_up(task: asyncio.Task[DataStream]) -> None:
+    """Close the stream of a try that nobody waits for any more."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()
 
 
 def _stream(
@@ -328,6 +621,7 @@ class AcceptedStream(NamedTuple):
     peer: bytes
     cipher: str
     secret: bytes
+    conn_id: bytes
 
 
 def answer_asked(
@@ -389,7 +683,7 @@ async def accept_stream(sock: socket.socket, grants: Grants) -> AcceptedStream:
         handshake.finish(await _exactly(sock, DIALLER_PROOF_BYTES))
     if grants.take(conn_id, loop.time()) is not grant:
         raise RemoteProtocolError("a data stream whose id has been used meanwhile")
-    return AcceptedStream(grant.peer, cipher, handshake.secret())
+    return AcceptedStream(grant.peer, cipher, handshake.secret(), conn_id)
 
 
 async def _exactly(sock: socket.socket, count: int) -> bytes:

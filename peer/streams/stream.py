@@ -79,9 +79,10 @@ _NOTHING = memoryview(b"")
 class DataStream(abc.ABC):
     """Carry frames on one connection: one owner at a time, progress or an error, one way to end.
 
-    The dialler sends, the other side receives. Threads that send take turns, frame by frame, and
-    one thread receives; :meth:`close` may be called from any, and wakes them: their calls then
-    raise ConnectError, as they do for everything else that can happen to a connection.
+    One side sends, usually the dialler; the other side receives. Threads that send take turns,
+    frame by frame, and one thread receives; :meth:`close` may be called from any, and wakes them:
+    their calls then raise ConnectError, as they do for everything else that can happen to a
+    connection.
     """
 
     cipher: ClassVar[str]  # by which people and `atoll status` know the kind of stream
@@ -98,6 +99,7 @@ class DataStream(abc.ABC):
         self.arrived_bytes = 0  # on the wire: only a reader of frames knows what for
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
         self.is_local = is_local(sock)  # both ends are on this machine
+        self.is_reversed = False  # this side sends, and the other one has dialled
         self._aside = False
         self._purpose = CONTROL  # of what is given to the kernel at the moment
         self._handed_bytes = 0  # to the kernel, with framing

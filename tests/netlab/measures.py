@@ -45,7 +45,7 @@ def ping_ms(lab: Lab, source: int, target: int, times: int = 15) -> float:
             request = struct.pack("!BBHHH", 8, 0, checksum, 0, number)
             answer = b""
             sent_s = time.time()
-            raw.sendto(request, (lab.address(target), 0))
+            raw.sendto(request, (lab.dialled_address(source, target), 0))
             while answer[20:28:7] != bytes((0, number)):  # others: nobody listens to a flood
                 answer, extra, _, _ = raw.recvmsg(2000, 100)
             found_ms.append((stamped_s(extra) - sent_s) * 1e3)
@@ -129,7 +129,7 @@ def tcp_mbit(lab: Lab, source: int, target: int, warm_s: float, during_s: float)
     with lab.socket(target) as listener, lab.socket(source) as sender:
         listener.bind((lab.address(target), PORT))
         listener.listen()
-        sender.connect((lab.address(target), PORT))
+        sender.connect((lab.dialled_address(source, target), PORT))
         receiver, _ = listener.accept()
 
         def send() -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from atoll.peer.lab import spaces
 from atoll.peer.lab.lab import Lab
 
@@ -20,7 +22,7 @@ PATIENCE_S = 20.0  # only a hang ever takes this long
 OWNER = """
 import subprocess, sys
 from atoll.peer.lab.lab import Lab
-lab = Lab(3)
+lab = Lab(3, nat={2: kind for kind in sys.argv[1:]})
 child = lab.start(1, "sh", "-c", "setsid sleep 1000 & echo $!; exec sleep 1000",
                   stdout=subprocess.PIPE)
 print(lab.space(0), lab._network._process.pid, child.pid, child.stdout.readline().decode().strip())
@@ -50,10 +52,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def start_owner() -> tuple[subprocess.Popen[str], list[int]]:
+def start_owner(*router: str) -> tuple[subprocess.Popen[str], list[int]]:
     """The owner of a lab, and the ids of its forwarder and of what runs on a host."""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, *router],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert owner.stdout is not None
     space, *pids = owner.stdout.readline().split()
@@ -73,6 +78,15 @@ def test_nothing_is_left_when_the_owner_is_killed() -> None:
     end_owner(owner)
     until(lambda: not any(map(is_running, pids)))
     assert not names_of(owner.pid)
+
+
+@pytest.mark.usefixtures("routers")
+def test_no_router_is_left_either() -> None:
+    owner, pids = start_owner("restricted,levels=2")
+    assert len(names_of(owner.pid)) == 5
+    end_owner(owner)
+    until(lambda: not any(map(is_running, pids)))
+    until(lambda: not names_of(owner.pid))
 
 
 def test_the_next_lab_removes_what_is_left_when_the_forwarder_is_killed_too() -> None:

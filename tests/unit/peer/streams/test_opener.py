@@ -259,8 +259,11 @@ def test_what_tls_does_not_mend_is_not_put_down_to_the_cipher(
         a, b = await net.linked()
         with socket.create_server(("127.0.0.1", 0)) as silent:
             nobody = f"127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ConnectError, match=r"\(TCP, .*connection refused"):
+        link = b.host._links[a.id]
+        link.dialled_address = nobody
+        with pytest.raises(ConnectError, match=r"\(TCP, .*connection refused.*no address"):
             await b.host.open_data(a.id, nobody)
+        link.dialled_address = a.address
         with monkeypatch.context() as patch:
             denies(a, b, patch)
             patch.setattr(opener, "STREAMS_PER_PEER_MAX", 0)

@@ -74,7 +74,7 @@ def test_from_the_question_to_the_first_frame(wires: tuple[socket.socket, socket
         secret, accepted = await asyncio.gather(
             open_stream(wires[0], granted), accept(wires[1], grants)
         )
-        assert accepted == (ALICE, CIPHER_AES, secret)
+        assert accepted == (ALICE, CIPHER_AES, secret, granted.conn_id)
         assert len(grants) == 0
         sender = SealedStream(wires[0], "bob", secret, dialled=True)
         receiver = SealedStream(wires[1], "alice", accepted.secret, dialled=False)
