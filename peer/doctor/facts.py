@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from atoll.peer.daemon.reachability import DialledBy
+
 OK: Final = "ok"
 WARN: Final = "warn"  # it trains, and something could be better
 FAIL: Final = "fail"  # it keeps this machine from training
@@ -115,19 +117,6 @@ class MachineFacts:
 # ---------------------------------------------------------------- the run
 
 
-class DialAnswer(NamedTuple):
-    """Hold what a member came to that dialled this machine.
-
-    ``outcome`` is ok, refused, silent or other (somebody else answered). ``is_asked``: it is the
-    member of the invite, whose success proves little: it may be a neighbour.
-    """
-
-    by: str
-    outcome: str
-    after_s: float
-    is_asked: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Hold why the member of the invite could not be asked, and at which stage that was."""
@@ -173,14 +162,16 @@ class RunFacts:
     """Hold what was found on the way into a run, as far as it went.
 
     ``invite_problem`` and ``invite_fix``: why `atoll join` would refuse the invite with this home.
+    ``names_peer``: whether it says which peer made it; an authority's does not.
     ``found``: the addresses of its host. ``tag`` names the secret that was tried. ``dialled``: what
-    members say that dialled back; if nobody did, ``not_dialled`` says why.
+    members came to that dialled back; None if nobody did, and ``not_dialled`` says why.
     """
 
     run: str
     host: str
     address: str
     tag: str
+    names_peer: bool = True
     invite_problem: str = ""
     invite_fix: str = ""
     found: tuple[str, ...] = ()
@@ -188,7 +179,7 @@ class RunFacts:
     connect_s: float = 0.0
     trouble: Trouble | None = None
     answer: MemberAnswer | None = None
-    dialled: tuple[DialAnswer, ...] = ()
+    dialled: DialledBy | None = None
     not_dialled: str = ""
     up: RateFacts | None = None
     down: RateFacts | None = None

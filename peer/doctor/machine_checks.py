@@ -211,7 +211,7 @@ def aes(facts: Facts) -> Diagnosis:
         return skipped("this system does not tell what its processor can do")
     if found:
         return ok("the processor has AES instructions: encryption costs little", True)
-    fix = "on a trusted network --plain-streams does without encryption; else nothing to do"
+    fix = "none is needed; in a trusted network --plain-streams does without encryption"
     return warn("the processor has no AES instructions: a core encrypts about 1 Gbit/s", fix, False)
 
 
@@ -256,7 +256,7 @@ def address_line(own: str, observed: str, port: str) -> Diagnosis:
     forward = f"forward TCP port {port} on the router, then"
     if kind == CARRIER:
         what = f"{own} is of carrier NAT (100.64.0.0/10): nobody outside can dial it"
-        fix = "no router forwards to it; it trains as an outbound peer, or use IPv6"
+        fix = "none is needed: it trains as an outbound peer; over IPv6 it could be dialled"
         return warn(what, fix, value)
     if observed and observed != own and address_kind(observed) == PUBLIC:
         what = f"behind NAT: {own} here ({shown}), {observed} outside"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from atoll.collectives.units import duration, listed, rate, size
+from atoll.peer.daemon.reach_lines import dials, how_to_open
+from atoll.peer.daemon.reachability import DialledBy, ReachTrigger, judge_answers
 from atoll.peer.doctor.facts import (
     Diagnosis,
-    DialAnswer,
     Facts,
     MemberAnswer,
     RateFacts,
@@ -20,6 +20,7 @@ from atoll.peer.doctor.facts import (
     warn,
 )
 from atoll.peer.doctor.machine_checks import parameters
+from atoll.peer.membership.view import short
 
 # The stages of a dial, in order, by the names that errors have (net/dial.py), and their lines.
 STAGES: Final = {
@@ -81,8 +82,12 @@ def secret(facts: Facts) -> Diagnosis:
 
 def identity(facts: Facts) -> Diagnosis:
     """Tell whether it is the peer that made the invite."""
-    trouble = _trouble_before("identity", _run(facts))
-    return trouble or ok("it is a peer that the invite stands for", True)
+    run = _run(facts)
+    named = "it is the peer that made the invite"
+    what = (
+        named if run.names_peer else "it has proved an identity; an authority's invite names none"
+    )
+    return _trouble_before("identity", run) or ok(what, run.names_peer)
 
 
 def version(facts: Facts) -> Diagnosis:
@@ -161,8 +166,8 @@ def round_trip(facts: Facts) -> Diagnosis:
         return without
     what = f"{duration(answer.rtt_s)} to the member and back"
     if answer.rtt_s > ROUND_TRIP_GOOD_S:
-        fix = "nothing: rounds bear it, and members wait longer for signs of life; a wired line"
-        return warn(what, f"{fix} may be nearer", answer.rtt_s)
+        fix = "none is needed: rounds bear it, and members wait longer for signs of life"
+        return warn(what, fix, answer.rtt_s)
     return ok(what, answer.rtt_s)
 
 
@@ -172,33 +177,27 @@ def dial_back(facts: Facts) -> Diagnosis:
     answer, without = _answer(facts)
     if answer is None:
         return without
-    if not run.dialled:
-        return skipped(f"{run.not_dialled}")
-    return dial_back_line(run.dialled, facts.machine.listen.rpartition(":")[2])
+    port = int(facts.machine.listen.rpartition(":")[2])
+    return dial_back_line(run.dialled, run.not_dialled, port)
 
 
-def dial_back_line(dialled: Sequence[DialAnswer], port: str) -> Diagnosis:
-    """Judge by what members came to: others than the one of the invite count for more."""
-    shown = [f"{a.by} {_OUTCOMES[a.outcome]} ({duration(a.after_s)})" for a in dialled]
-    value = {a.by: a.outcome for a in dialled}
-    others = [a.outcome for a in dialled if not a.is_asked]
-    if "ok" in others:
-        return ok(f"this machine can be dialled at port {port}: {listed(shown)}", value)
-    if not others and dialled[0].outcome == "ok":
-        what = f"{listed(shown)}, and no other member could try: not confirmed"
-        fix = "nothing: the daemon asks others as soon as there are some, and says so"
-        return warn(what, fix, value)
-    what = f"this machine cannot be dialled at port {port}: {listed(shown)}"
-    fix = f"it trains all the same, as an outbound peer; to be dialled, let TCP port {port} pass"
-    return warn(what, f"{fix} its firewall, and forward it on its router", value)
-
-
-_OUTCOMES: Final = {
-    "ok": "reached it",
-    "refused": "was refused",
-    "silent": "heard nothing",
-    "other": "found somebody else there",
-}
+def dial_back_line(dialled: DialledBy | None, why_not: str, port: int) -> Diagnosis:
+    """Judge by what members came to, as a daemon does once it runs (daemon/reachability.py)."""
+    if dialled is None:
+        return skipped(why_not)
+    found, shown = judge_answers(dialled, leads_here=True), dials(dialled.answers)
+    value = {short(one.by): one.outcome for one in dialled.answers}
+    if found is ReachTrigger.UNANSWERED:
+        return skipped("no member could try")
+    if found is ReachTrigger.CONFIRMED:
+        return ok(f"others can dial port {port} here: {shown}", value)
+    if found is ReachTrigger.NEIGHBOUR:
+        what = f"not confirmed that others can dial port {port} here: {shown}, and nobody else"
+        fix = "none is needed: the daemon asks others as soon as there are some, and says so"
+        return warn(f"{what} is there to try it", fix, value)
+    fix = "none is needed: it trains all the same, as an outbound peer. To be dialled, too:"
+    what = f"others cannot dial port {port} here: {shown}"
+    return warn(what, f"{fix} {how_to_open(port)}", value)
 
 
 def rate_up(facts: Facts) -> Diagnosis:

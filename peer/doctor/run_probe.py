@@ -23,9 +23,9 @@ from atoll.collectives.errors import (
 from atoll.collectives.units import duration
 from atoll.collectives.version import VERSION
 from atoll.peer.cli.admission import entry_of_join
-from atoll.peer.doctor.facts import DialAnswer, MemberAnswer, RateFacts, RunFacts, Trouble
+from atoll.peer.daemon.reachability import DialledBy
+from atoll.peer.doctor.facts import MemberAnswer, RateFacts, RunFacts, Trouble
 from atoll.peer.doctor.run_checks import REFUSED
-from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import RunTls, run_tls
 from atoll.peer.net.dial import ADMISSION, DIAL_TIMEOUT_S, Dial
@@ -67,6 +67,7 @@ async def ask_run(
                 host=invite.host,
                 address=invite.address,
                 tag=tls.tag,
+                names_peer=bool(invite.fingerprint),
                 invite_problem=problem,
                 invite_fix=fix,
             )
@@ -215,8 +216,8 @@ class _Door:
 
 async def _dialled_back(
     invite: Invite, tls: RunTls, listen: tuple[str, int], member: bytes
-) -> tuple[tuple[DialAnswer, ...], str]:
-    """Return what members came to that dialled this machine, or nothing and why nobody did."""
+) -> tuple[DialledBy | None, str]:
+    """Return what members came to that dialled this machine, or None and why nobody did."""
     listener = Listener(tls.server, _Door())
     dial = Dial(invite.address, invite.run, tls.tag)
     try:
@@ -224,12 +225,11 @@ async def _dialled_back(
         asked = AskReach(port, (member,))
         found = await ask_reach(dial, tls.client, _hello(invite, REACH), asked, member)
     except ConfigError:
-        return (), "the port is taken; if an atoll runs there, its `atoll status` knows"
+        return None, "the port is taken; if an atoll runs there, its `atoll status` knows"
     except AtollError as error:
-        return (), error.what
+        return None, error.what
     finally:
         await listener.close()
     if found.wait_s:
-        return (), f"members have dialled for others here; ask again in {duration(found.wait_s)}"
-    answers = (DialAnswer(short(a.by), a.outcome, a.took_s, a.by == member) for a in found.answers)
-    return tuple(answers), "no member could try"
+        return None, f"members have dialled for others here; ask again in {duration(found.wait_s)}"
+    return DialledBy(member, found.observed, found.answers), ""

@@ -133,7 +133,7 @@ class Examiner:
                         raise RemoteProtocolError("it asked for more bytes than there are for it")
                     await channel.send(RateIs(*await channel.discard(question.up)))
                     await channel.send_zeros(question.down)
-        except ConnectionResetError:
+        except ConnectionError:
             return None
         finally:
             self._under_way -= 1

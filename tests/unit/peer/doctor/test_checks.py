@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from atoll.collectives.errors import UnfitMachineError
+from atoll.peer.daemon.reachability import DialledBy
 from atoll.peer.doctor.examine import needs_of
 from atoll.peer.doctor.facts import (
-    DialAnswer,
     Facts,
     FolderFacts,
     GpuFacts,
@@ -27,8 +27,11 @@ from atoll.peer.doctor.machine_checks import address_line, available_bytes, has_
 from atoll.peer.doctor.machine_probe import gpus_of, memory_limit
 from atoll.peer.doctor.report import document, lines, verdict
 from atoll.peer.doctor.table import CHECKS, diagnose
+from atoll.peer.membership.view import short
+from atoll.peer.net.reach_messages import ReachAnswer
 
 UNFIT = 3
+ASKED, OTHER = b"a" * 32, b"b" * 32
 X86 = "processor\t: 0\nflags\t\t: fpu sse2 {}avx2\n\nprocessor\t: 1\nflags\t\t: fpu sse2 {}avx2\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd {}crc32\n"
 
@@ -75,7 +78,9 @@ RUN = RunFacts(
     tag="00112233",
     found=("198.51.100.4", "2001:db8::4"),
     answer=ANSWER,
-    dialled=(DialAnswer("aa", "ok", 0.1, True), DialAnswer("bb", "ok", 0.1, False)),
+    dialled=DialledBy(
+        ASKED, "203.0.113.7", (ReachAnswer(ASKED, "ok", 0.1), ReachAnswer(OTHER, "ok", 0.1))
+    ),
     up=RateFacts(4_000_000, 0.5),
     down=RateFacts(4_000_000, 0.5),
 )
@@ -229,7 +234,7 @@ def test_parameters_in_words() -> None:
     ],
 )
 def test_trouble_stands_in_the_line_of_its_stage(stage: str, line: str) -> None:
-    run = replace(RUN, answer=None, dialled=(), trouble=Trouble(stage, "it broke", "mend it"))
+    run = replace(RUN, answer=None, dialled=None, trouble=Trouble(stage, "it broke", "mend it"))
     code, found = told(run=run)
     assert code == UNFIT
     failed = [name for name, check in found.items() if check["status"] == "fail"]
@@ -272,28 +277,31 @@ def test_a_member_that_is_far_away() -> None:
 @pytest.mark.parametrize(
     ("asked", "other", "status", "word"),
     [
-        ("ok", "ok", "ok", "can be dialled"),
-        ("refused", "ok", "ok", "can be dialled"),
-        ("ok", "silent", "warn", "cannot be dialled"),
+        ("ok", "ok", "ok", "others can dial port 29600"),
+        ("refused", "ok", "ok", "others can dial port 29600"),
+        ("ok", "silent", "warn", "others cannot dial"),
         ("ok", None, "warn", "not confirmed"),
-        ("silent", None, "warn", "cannot be dialled"),
-        ("refused", "refused", "warn", "was refused"),
-        ("other", "other", "warn", "somebody else"),
+        ("silent", None, "warn", "got no answer"),
+        ("refused", "refused", "warn", "got a refusal"),
+        ("other", "other", "warn", "another program or peer"),
     ],
 )
 def test_dial_back(asked: str, other: str | None, status: str, word: str) -> None:
-    dialled = [DialAnswer("aa", asked, 0.1, True)]
-    dialled += [DialAnswer("bb", other, 0.1, False)] if other else []
-    code, found = told(run=replace(RUN, dialled=tuple(dialled)))
+    answers = [ReachAnswer(ASKED, asked, 0.1)]
+    answers += [ReachAnswer(OTHER, other, 0.1, "198.51.100.9")] if other else []
+    run = replace(RUN, dialled=DialledBy(ASKED, "203.0.113.7", tuple(answers)))
+    code, found = told(run=run)
     assert (code, found["dial-back"]["status"]) == (0, status), "it trains all the same"
     assert word in found["dial-back"]["what"]
-    assert found["dial-back"]["value"] == {one.by: one.outcome for one in dialled}
+    assert found["dial-back"]["value"] == {short(one.by): one.outcome for one in answers}
 
 
 def test_dial_back_that_nobody_could_try() -> None:
-    code, found = told(run=replace(RUN, dialled=(), not_dialled="the port is taken"))
+    code, found = told(run=replace(RUN, dialled=None, not_dialled="the port is taken"))
     assert (code, found["dial-back"]["status"]) == (0, "skipped")
     assert found["dial-back"]["what"] == "not checked, because the port is taken"
+    nobody = replace(RUN, dialled=DialledBy(ASKED, "203.0.113.7", ()))
+    assert told(run=nobody)[1]["dial-back"]["status"] == "skipped"
 
 
 def test_rates() -> None:
@@ -318,7 +326,7 @@ def test_a_run_without_a_model() -> None:
 
 def test_checks_that_were_skipped_for_one_reason_share_a_line() -> None:
     trouble = Trouble("TCP", "cannot reach it", "start it")
-    run = replace(RUN, answer=None, dialled=(), trouble=trouble)
+    run = replace(RUN, answer=None, dialled=None, trouble=trouble)
     page = list(lines(diagnose(Facts(MACHINE, run, None)), width=80, colours=False))
     at = next(i for i, line in enumerate(page) if "because tcp failed" in line)
     assert page[at].startswith("  -     ...")
