@@ -89,14 +89,30 @@ def invite_trouble(invite: Invite, home: Path, other: Home) -> tuple[str, str]:
     try:
         if (home / "identity.key").exists():  # a daemon may hold it: it is read, not locked
             own = Home(home, -1, load_key(home / "identity.key"))
-            entry_of_join(invite, own, own.load_run())
+            record = own.load_run()
+            entry_of_join(invite, own, record)
         else:
+            record = None
             entry_of_join(invite, other, None)
+        if record is None and invite.authority:
+            return _expired(invite)
     except (ConfigError, ConnectError) as error:
         return error.what, error.fix
     except OSError:
         return "", ""  # the line of the home says so
     return "", ""
+
+
+def _expired(invite: Invite) -> tuple[str, str]:
+    """Return whether the time of an authority's invite is over, by this machine's clock."""
+    from atoll.peer.authority.grants import Grant
+
+    over_s = Grant.parse(invite.grant, invite.authority).not_after_s
+    late_s = time.time() - over_s
+    if not over_s or late_s <= 0:
+        return "", ""
+    fix = "ask whoever runs the authority for a new one, and compare the clocks"
+    return f"this invite has expired {duration(late_s)} ago, by this machine's clock", fix
 
 
 async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> tuple[RunFacts, bytes]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from pathlib import Path
 import pytest
 from harness.doctors import Examined, examine, instead_of
 from harness.netns import Net
-from harness.processes import NET_PORT, Fleet, Peer, fleet
+from harness.processes import NET_PORT, Fleet, Peer, fleet, until
 from harness.wrong_clock import WrongClock
 
 import atoll
+from atoll.peer.authority.key import Authority
 from atoll.peer.doctor.run_checks import STAGES
 from atoll.peer.doctor.table import CHECKS
 from atoll.peer.net.hello import PROTOCOL_MAX
@@ -187,6 +189,33 @@ def test_a_home_of_another_run(run: Fleet, tmp_path: Path) -> None:
         found = examine(tmp_path, run.invite, "--home", str(peer.home), "--no-rates")
     assert (found.code, found.with_status("fail")) == (UNFIT, ["invite"])
     assert "belongs to an older run of the same name" in found["invite"]["what"]
+
+
+def test_an_invite_of_an_authority(tmp_path: Path) -> None:
+    folder = tmp_path / "authority"
+    authority = Authority.new(folder)
+    with fleet(tmp_path) as guarded:
+        grant, seed = authority.token("demo", "replica", 2, 0)
+        own = tmp_path / "own"
+        own.write_text(str(authority.invite(grant, ("127.0.0.1", 9), seed)))
+        trusted = ("--authority", authority.public_key.hex(), "--pass", str(own))
+        peer = guarded.start("a", "up", "--run", "demo", *trusted)
+        until(lambda: peer.try_status().get("members"), "the run is founded", peer)
+        where = ("127.0.0.1", peer.port)
+        good = authority.invite(grant, where, seed)
+        found = examine(tmp_path, str(good), "--no-rates")
+        assert (found.code, found["identity"]["value"]) == (0, False), found.document
+        assert found["admission"]["status"] == "ok"
+
+        grant, seed = authority.token("demo", "replica", 1, int(time.time()) - 60)
+        late = examine(tmp_path, str(authority.invite(grant, where, seed)), "--no-rates")
+        assert (late.code, late.with_status("fail")) == (UNFIT, ["invite"])
+        assert "expired" in late["invite"]["what"]
+
+        forged = replace(good, grant=good.grant[:-1] + bytes([good.grant[-1] ^ 1]))
+        found = examine(tmp_path, str(forged), "--no-rates")
+        assert (found.code, found.with_status("fail")) == (UNFIT, ["invite"])
+        assert str(good.seed.hex()) not in str(found.document)
 
 
 # ---------------------------------------------------------------- what the member says
