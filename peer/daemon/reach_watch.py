@@ -37,10 +37,14 @@ RESOLVE_S = 2.0  # to look up what this peer advertises; a resolver may be slow 
 
 
 class ReachWatch:
-    """Ask members to dial this peer back, tell all others what came of it, and hear the same."""
+    """Ask members to dial this peer back, tell all others what came of it, and hear the same.
+
+    It contains the peers that are known to be outbound.
+    """
 
     def __init__(self, node: Node, host: ConnectionManager, daemon: ReachPort) -> None:
         self._node, self._host, self._daemon = node, host, daemon
+        host.outbound = self
         self._loop = asyncio.get_running_loop()
         self.own = OwnReach()
         self._others = OutboundPeers()
@@ -51,6 +55,9 @@ class ReachWatch:
         self._has_said = False
         self._apart_since_s: float | None = None
         self._said_alone = False
+
+    def __contains__(self, peer: object) -> bool:
+        return isinstance(peer, bytes) and self.is_outbound(peer)
 
     def is_outbound(self, peer: bytes) -> bool:
         """Return whether ``peer`` is known to be one that nobody can dial; this one too."""
@@ -107,7 +114,7 @@ class ReachWatch:
             link = self._host.link_of(peer)
             if link is None:
                 continue
-            address = self._host.dialled_at.get(peer, "")
+            address = link.dialled_address
             if not address and not self._others.is_outbound(peer):
                 address = link.hello.address
             if address:
@@ -216,10 +223,11 @@ class ReachWatch:
             return me.address if is_ours else format_address(self.own.at, port), me.peer
         view = self._node.known_view
         for member in view.members if view is not None else ():
-            address = self._host.dialled_at.get(member.peer) or member.address
-            linked = member.peer in self._host.link_peers()
-            reachable = linked and not self._others.is_outbound(member.peer)
-            if address and reachable and member.role != ARCHIVE:
+            link = self._host.link_of(member.peer)
+            if link is None or member.role == ARCHIVE or self.is_outbound(member.peer):
+                continue
+            address = link.dialled_address or member.address
+            if address:
                 return address, member.peer
         raise ConfigError(
             "nobody can join through this peer: it is outbound, and has no link to a member that"

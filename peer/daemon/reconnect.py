@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.ports import Log, ReconnectPort
-from atoll.peer.daemon.reach_watch import ReachWatch
 from atoll.peer.links.tcp_info import silence_s
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import View, short
@@ -82,12 +81,12 @@ class Reconnector:
         self,
         host: ConnectionManager,
         streams: Streams,
-        reach: ReachWatch,
+        outbound: Container[bytes],
         daemon: ReconnectPort,
     ) -> None:
         self._host = host
         self._streams = streams
-        self._reach = reach
+        self._outbound = outbound
         self._daemon = daemon
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
@@ -207,7 +206,9 @@ class Reconnector:
                 self._failed[address] = error
                 if len(self._failed) > ADDRESSES_MAX:
                     del self._failed[next(iter(self._failed))]
-            self._daemon.dial_failed(error)
+            # Whoever is outbound may be near, behind the same router; that it is not is no error.
+            if isinstance(error, IdentityInUseError) or not (peer and peer in self._outbound):
+                self._daemon.dial_failed(error)
             return
         if anew:
             self._host.log(f"a new connection to {short(found)} has replaced one that was silent")
@@ -224,7 +225,7 @@ class Reconnector:
         and of a peer that is not outbound: a router that has forgotten a mapping refuses too, in
         the name of a peer that lives.
         """
-        reached = peer in self._streams.reached and not self._reach.is_outbound(peer)
+        reached = peer in self._streams.reached and peer not in self._outbound
         timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
         answer: str = "silent"
         for attempt in range(PROBE_TRIES if address else 0):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import replace
 from typing import Literal
 
@@ -55,7 +55,6 @@ from atoll.peer.streams.opener import StreamOpener
 from atoll.peer.streams.stream import DataStream
 
 LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
-DIALLED_AT_MAX = LINKS_MAX  # addresses that have led to a peer, the latest
 MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
 
 
@@ -82,15 +81,13 @@ class ConnectionManager:
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
-        self.outbound: Collection[bytes] = ()  # peers that cannot be dialled from outside
+        self.outbound: Container[bytes] = ()  # peers that cannot be dialled from outside
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
         self._policy = policy or AdmissionPolicy()
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
-        # Where this process itself has dialled peers with success, the latest last.
-        self.dialled_at: dict[bytes, str] = {}
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
         self._streams = StreamOpener(ciphers, congestion, self)
@@ -186,7 +183,6 @@ class ConnectionManager:
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint
         )
-        self._dialled(peer_id, address)
         linked = peer_id in self._links
         if isinstance(answer, Refused):
             channel.close()
@@ -266,16 +262,10 @@ class ConnectionManager:
 
     async def ask_reach(self, peer_id: bytes, address: str, port: int) -> Reached:
         """Ask a member whether this peer can be dialled at ``port`` (reach.py)."""
-        dialled = tuple(list(self.dialled_at)[-DIALLED_MAX:])
-        asked = AskReach(port, dialled)
+        dialled = [peer for peer, link in self._links.items() if link.dialled_address]
+        asked = AskReach(port, tuple(dialled[-DIALLED_MAX:]))
         mine = self._hello(REACH)
         return await ask_reach(self.attempt(address), self._tls.client, mine, asked, peer_id)
-
-    def _dialled(self, peer_id: bytes, address: str) -> None:
-        self.dialled_at.pop(peer_id, None)
-        self.dialled_at[peer_id] = address
-        if len(self.dialled_at) > DIALLED_AT_MAX:
-            del self.dialled_at[next(iter(self.dialled_at))]
 
     async def _call(
         self,

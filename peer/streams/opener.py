@@ -25,7 +25,7 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -136,7 +136,7 @@ class ControlLinks(Protocol):
     def counts(self) -> ByteCounts: ...
 
     @property
-    def outbound(self) -> Collection[bytes]:
+    def outbound(self) -> Container[bytes]:
         """Return the peers that are known to be unable to accept connections from outside."""
 
     def link_of(self, peer_id: bytes, /) -> ControlLink | None: ...

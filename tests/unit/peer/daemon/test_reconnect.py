@@ -13,7 +13,6 @@ import pytest
 from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.options import DaemonOptions
-from atoll.peer.daemon.reach_watch import ReachWatch
 from atoll.peer.daemon.reconnect import FIRST_DIALS, Reconnector
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
@@ -62,8 +61,7 @@ async def patiently(
 
     host, streams = cast(ConnectionManager, dials), cast(Streams, SimpleNamespace())
     port = SimpleNamespace(spawn=spawn, dial_failed=lambda error: None)
-    reach = cast(ReachWatch, SimpleNamespace(is_outbound=lambda peer: False))
-    keeper = Reconnector(host, streams, reach, port)
+    keeper = Reconnector(host, streams, (), port)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await scenario(dials, keeper)
