@@ -130,6 +130,9 @@ class LinkMonitorPort(Messenger, Protocol):
     def begins(self) -> Iterable[Begin]:
         """Return the reductions that are under way, here or elsewhere in the view."""
 
+    def link_peers(self) -> Sequence[bytes]:
+        """Return the peers with a control link."""
+
     def is_local(self, peer: bytes, /) -> bool:
         """Return whether ``peer`` runs on this machine: nobody measures such a link."""
 
