@@ -15,7 +15,7 @@ carries; so all participants compute the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -63,6 +63,17 @@ class Routes:
         for root in count:
             found.update(self.down_children[root][me])
         return frozenset(found - {ROOT})
+
+    def crosses(self, pairs: Collection[tuple[int, int]], roots: Collection[int]) -> bool:
+        """Return whether anything goes between two of ``pairs``, either way, for these roots."""
+        return any(
+            self.up[root][n] == m
+            or self.up[root][m] == n
+            or self.down[root][n] == m
+            or self.down[root][m] == n
+            for root in roots
+            for n, m in pairs
+        )
 
 
 @lru_cache(maxsize=16)

@@ -23,7 +23,7 @@ bound comes to ``2 (1 - α)``; below that no failure makes replicas drift apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -34,27 +34,44 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.pseudo_gradient import pseudo_gradient
 
 
-def groups(members: int, size: int, step: int) -> list[tuple[int, ...]]:
+def groups(
+    members: int, size: int, step: int, outbound: Collection[int] = ()
+) -> list[tuple[int, ...]]:
     """Return a partition of ``range(members)`` into groups of ``size``, each in ascending order.
 
     It is drawn anew for each ``step``, from nothing but these numbers. What is left over is a
     smaller group, perhaps somebody alone: so nobody ever sends more, or waits for more, than
     ``size`` says, and a peer that is alone has a step as after the loss of a partner.
+
+    No two of the ``outbound`` are in one group: they cannot exchange anything. As many as there are
+    groups with somebody else to fill them get a group, drawn anew; the others are alone.
     """
     words = np.empty(members, np.uint32)
     random_words(derive_key(b"atoll-gossip-groups", step), 0, words)
     drawn = sorted(range(members), key=lambda member: (int(words[member]), member))
-    return [tuple(sorted(drawn[lo : lo + size])) for lo in range(0, members, size)]
+    apart = [member for member in drawn if member in outbound] if size > 1 else []
+    others = [member for member in drawn if member not in apart]
+    count = min(len(apart), len(others), -(-members // size))
+    mixed: list[list[int]] = [[member] for member in apart[:count]]
+    for place in range(count * (size - 1)):  # one to each, then a second one to each, ...
+        if others:
+            mixed[place % count].append(others.pop(0))
+    rest = [others[lo : lo + size] for lo in range(0, len(others), size)]
+    alone = [[member] for member in apart[count:]]
+    return [tuple(sorted(group)) for group in (*mixed, *rest, *alone)]
 
 
-def group_of(me: str, names: Sequence[str], size: int, step: int) -> tuple[str, ...]:
-    """Return the group of ``me`` in the order of ``names``.
+def group_of(
+    me: str, names: Sequence[str], size: int, step: int, outbound: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the group of ``me`` in the order of ``names``; ``outbound``: see :func:`groups`.
 
     A peer that is none of these is alone.
     """
     if me not in names:
         return (me,)
-    mine = next(g for g in groups(len(names), size, step) if names.index(me) in g)
+    apart = {place for place, name in enumerate(names) if name in outbound}
+    mine = next(g for g in groups(len(names), size, step, apart) if names.index(me) in g)
     return tuple(names[member] for member in mine)
 
 

@@ -10,6 +10,8 @@ a few exchange what they have (gossip.py has the arithmetic). The life of an out
 3. The outer step is made with those that came. A peer that is dead, late or somewhere else is left
    out, and one that is left alone makes a step of its own: δ <- α δ + β Δ.
 
+Members that cannot be dialled from outside are partners of others, never of each other.
+
 Two peers that see different members may count on different partners. As everybody publishes for
 everybody, each then uses what a third one has published, and nobody waits in vain. Such a step may
 count some replicas more than others, so it moves their mean a little, as an average over some of
@@ -51,6 +53,7 @@ from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import GossipSession, VectorAsked, VectorChannel, check_alone
 from atoll.optim.side_channel import OF_PARTNERS
 from atoll.peer.client.console import say
+from atoll.peer.client.trainer_channel import Members
 
 METHOD = "noloco"
 DELTA = "delta"
@@ -138,6 +141,7 @@ class NoLoCo(Method):
         self._replicas = Replicas(channel, spec, elements)
         self._buffers = SharedBuffers(channel, vector.buffers, waits=True) if spec.buffers else None
         self._number = 0  # of the outer step at hand
+        self._said_alone = False  # that not all members find a partner in a step
         self._local = LocalSteps(sync_every, options["round_s"], options["clock"])
         self._outer_steps = self._solo = self._present = 0
         self._waited_s = self._spread = 0.0
@@ -374,12 +378,26 @@ class NoLoCo(Method):
             self._vector.read(phi)
             self._vector.zero_gradients()
         me = self._channel.peer_name
-        self._group = group_of(me, self._channel.members().names, self.spec.group, number)
+        members = self._channel.members()
+        self._say_who_mixes(members)
+        self._group = group_of(me, members.names, self.spec.group, number, members.outbound)
         for name in self._group:
             if name != me:
                 with suppress(*OF_PARTNERS):  # it is asked again when it is needed
                     self._ask(name)
         self._follow()
+
+    def _say_who_mixes(self, members: Members) -> None:
+        """Say once if so many members cannot be dialled that some have no partner in most steps."""
+        outbound, count = len(members.outbound), len(members.names)
+        if self._said_alone or self.spec.group < 2 or 2 * outbound <= count:
+            return
+        self._said_alone = True
+        say(
+            f"{outbound} of {count} members cannot be dialled from outside, and no two of these can"
+            f" exchange anything: at most {count - outbound} of them have a partner in one outer"
+            " step. An open port (--advertise HOST:PORT) on some of them mends it"
+        )
 
     def _join(self) -> None:
         """Begin with the newest parameters that anybody has."""

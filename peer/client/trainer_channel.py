@@ -84,11 +84,13 @@ class Members:
 
     ``names`` are those of peers in the order of their ids, the same for all that are in this
     ``view``. Most of them have a trainer. ``min_trainers``: how many of these the run needs.
+    ``outbound``: which of them are known to be unable to accept connections from outside.
     """
 
     view: int
     names: tuple[str, ...]
     min_trainers: int = 1
+    outbound: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +371,8 @@ class TrainerChannel:
     def members(self) -> Members:
         """Return the members of the run; only this peer while it is in no view."""
         answer = self.ask("members")
-        return Members(answer["view"], tuple(answer["names"]), answer["min_trainers"])
+        names, outbound = tuple(answer["names"]), tuple(answer["outbound"])
+        return Members(answer["view"], names, answer["min_trainers"], outbound)
 
     def publish(self, name: str, number: int, values: Floats, codec: str = "float32") -> None:
         """Let others have float32[n] under this name and number.

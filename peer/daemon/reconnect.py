@@ -1,4 +1,9 @@
-"""Keep links: dial members without one, outside a view any address of the run; probe the silent."""
+"""Keep links: dial members without one, outside a view any address of the run; probe the silent.
+
+A router that has forgotten a connection, or has got another address, drops what comes on it and
+tells nobody. Such a link is replaced by a new one, which only who has dialled it can do, long
+before TCP gives it up; so is a data stream on which nothing gets through while the link does.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +14,9 @@ from collections.abc import Sequence
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.ports import Log, ReconnectPort
+from atoll.peer.links.tcp_info import silence_s
 from atoll.peer.membership.node import Node
-from atoll.peer.membership.view import View
+from atoll.peer.membership.view import View, short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.dial import SECRET, UNREACHED
 from atoll.peer.net.identity import Home
@@ -20,6 +26,11 @@ REDIAL_S = 0.5  # members without a control link are dialled this often at first
 REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
 ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
 FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addresses
+# Nothing of a link has been acknowledged for so long: it is dialled again. The kernel has then sent
+# it three times or more, while members answer each other's heartbeats four times a second.
+SILENT_S = 1.5
+# ... of a data stream, which a round may use: later, as losses of a busy path may look like this.
+STREAM_SILENT_S = 3.0
 PROBE_TRIES = 4
 PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tries
 PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
@@ -120,6 +131,7 @@ class Reconnector:
         """
         while True:
             view = node.view
+            self._replace_silent()
             linked = self._host.link_peers()
             if view is not None:
                 for member in view.members:
@@ -129,6 +141,23 @@ class Reconnector:
                 for address in self.unanswered(addresses.contacts()):
                     self.dial(None, address)
             await asyncio.sleep(REDIAL_S)
+
+    def _replace_silent(self) -> None:
+        """Dial again, and end data streams, where nothing gets through any more.
+
+        What a router has forgotten of one link it has forgotten of all that were dialled from here,
+        and on most of them nothing is said that would show it.
+        """
+        peers = self._host.link_peers()
+        silent = {p for p in peers if silence_s(self._host.tcp_info(p)) >= SILENT_S}
+        for peer in peers if silent else ():
+            link = self._host.link_of(peer)
+            if link is not None and link.dialled_address:
+                self.dial(peer, link.dialled_address, anew=True)
+        for peer, stream in self._streams.outgoing():
+            if peer not in silent and silence_s(stream.tcp_info()) >= STREAM_SILENT_S:
+                self._host.log(f"a data stream to {short(peer)} is silent and will be opened anew")
+                stream.close()
 
     def answered(self, address: str, peer: bytes) -> None:
         if len(self._answered) >= ADDRESSES_MAX:
@@ -147,8 +176,11 @@ class Reconnector:
             return ""
         return f"{address} has another secret" if error.stage == SECRET else error.what
 
-    def dial(self, peer: bytes | None, address: str) -> None:
-        """Dial in the background, with a growing pause while nobody answers."""
+    def dial(self, peer: bytes | None, address: str, *, anew: bool = False) -> None:
+        """Dial in the background, with a growing pause while nobody answers.
+
+        ``anew``: also if there is a link to ``peer``, to replace it.
+        """
         now_s = asyncio.get_running_loop().time()
         not_before_s, delay_s = self._pauses.get(address, (0.0, REDIAL_S / 2))
         if not address or now_s < not_before_s:
@@ -157,11 +189,11 @@ class Reconnector:
             self._pauses.clear()
         delay_s = min(2 * delay_s, REDIAL_MAX_S)
         self._pauses[address] = (now_s + delay_s, delay_s)
-        self._daemon.spawn(self._dial(peer, address))
+        self._daemon.spawn(self._dial(peer, address, anew=anew))
 
-    async def _dial(self, peer: bytes | None, address: str) -> None:
+    async def _dial(self, peer: bytes | None, address: str, *, anew: bool) -> None:
         try:
-            found = await self._host.dial(address, expect_peer=peer)
+            found = await self._host.dial(address, expect_peer=peer, anew=anew)
         except (ConnectError, IdentityInUseError) as error:
             if isinstance(error, ConnectError):
                 self._failed[address] = error
@@ -169,6 +201,8 @@ class Reconnector:
                     del self._failed[next(iter(self._failed))]
             self._daemon.dial_failed(error)
             return
+        if anew:
+            self._host.log(f"a new connection to {short(found)} has replaced one that was silent")
         self._failed.pop(address, None)
         self.answered(address, found)
         self._pauses.pop(address, None)

@@ -76,6 +76,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "own_links": parts.monitor.totals(),
         "last_round_s": executor.last_round_s,
         "last_commit_unix_s": executor.last_commit_unix_s,
+        "left_out": node.heartbeats.left_out,
         "waiting": _waiting(parts),
         "last_error": parts.event_log.last_error,
         "last_error_unix_s": parts.event_log.last_error_unix_s,
@@ -265,6 +266,8 @@ def render(status: dict[str, Any]) -> str:
     if status["checkpoint"]:
         lines.append(_line("checkpoint", status["checkpoint"]))
     lines += describe_admission(status["admission"])
+    if status["left_out"]:
+        lines.append(_line("no link", status["left_out"]))
     lines.append(_line("now", status["waiting"]))
     return "\n".join([*lines, _line("error", _last_error(status))])
 

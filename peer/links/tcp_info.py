@@ -22,6 +22,8 @@ from typing import Final
 _STRUCT: Final = struct.Struct("=7xB8xII36xI4xI56xQ8xIII4xQQ16xI4xQQI")
 TCP_INFO_BYTES: Final = _STRUCT.size
 APP_LIMITED: Final = 0x01 if struct.pack("=H", 1)[0] else 0x80  # C's first bit, on this machine
+# Of the same: retransmissions of what has waited longest, doublings of the timeout, the timeout.
+_TIMEOUTS: Final = struct.Struct("=2xBxB3xI")
 _NO_RTT_US: Final = 0xFFFFFFFF  # where nothing has been acknowledged yet
 # Bytes on the wire for each byte of a full packet's payload: no headers at all, and those of IPv6
 # with all options in the smallest packets that it allows. A kernel that says more is mistaken.
@@ -90,6 +92,19 @@ def parse(data: bytes) -> TcpInfo | None:
         retransmitted_bytes=retransmitted,
         duplicates=duplicates,
     )
+
+
+def silence_s(data: bytes) -> float:
+    """Return for how long, at least, something has waited in vain to be acknowledged, in seconds.
+
+    0 while everything is acknowledged in time. ``data``: what the kernel has filled in. A timeout
+    of b seconds that has been doubled n times began b (2^n - 1) seconds ago (RFC 6298). The time of
+    the last acknowledgement would not do: it is long ago when a silent connection is used again.
+    """
+    if len(data) < _TIMEOUTS.size:
+        return 0.0
+    retransmitted, doubled, timeout_us = _TIMEOUTS.unpack_from(data)
+    return timeout_us * 1e-6 * (1 - 0.5**doubled) if retransmitted else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from atoll.peer.membership.kept_chunks import (
     pack_kept,
     parse_kept,
 )
+from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import AskFinals, Begin, Finals, Miss, Notice, Ready, Repair
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum, short
@@ -53,6 +54,7 @@ class Attempt:
     timing: Timing
     emit: Callable[[Effect], None]
     began_s: float
+    links: LinkGraph = field(default_factory=LinkGraph)  # as they were when it began
     ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> root it holds or attests
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     dispute: str = ""  # who holds which result, if they differ
@@ -104,7 +106,10 @@ class Attempt:
         participants = self.begin.participants
         current = (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt)
         if current and source in participants:
-            self.misses[source] = tuple(peer for peer in participants if peer in miss.peers)
+            # Two without a link exchange nothing in this attempt, so nothing of it is broken there.
+            named = {*miss.peers} - self.links.unlinked(source, participants)
+            if named:
+                self.misses[source] = tuple(peer for peer in participants if peer in named)
 
     @property
     def attesters(self) -> tuple[bytes, ...]:
@@ -194,10 +199,11 @@ class Attempt:
         alive: Collection[bytes],
         unsynced: Collection[bytes],
         progress_bytes: int,
+        links: LinkGraph,
     ) -> tuple[bytes, ...] | None:
         """Move on; return None to wait, else the participants of the next attempt.
 
-        An empty tuple says to give up.
+        An empty tuple says to give up. ``links``: who can copy from whom now.
         """
         participants, copies = self.begin.participants, self.copies
         dead = [peer for peer in participants if peer not in alive]
@@ -216,7 +222,8 @@ class Attempt:
             attesters = self.attesters
             outside = [p for p in self.view.replicas if p not in (*participants, *attesters)]
             wanting = outside + (list(participants) if dead or stalled or self.misses else [])
-            self._repair(now_s, [p for p in wanting if p in alive and p not in unsynced], holders)
+            able = [p for p in wanting if p in alive and p not in unsynced]
+            self._repair(now_s, able, holders, links)
             return None
         if dead:
             self._note_retry(f"{_named(dead)} died")
@@ -285,13 +292,22 @@ class Attempt:
         named = [peer for missing in self.misses.values() for peer in missing]
         return all(named.count(peer) >= 2 or peer in self.misses.get(peer, ()) for peer in cover)
 
-    def _repair(self, now_s: float, peers: list[bytes], holders: list[bytes]) -> None:
+    def _repair(
+        self, now_s: float, peers: list[bytes], holders: list[bytes], links: LinkGraph
+    ) -> None:
+        """Order each of these peers to copy the result, from a holder that it has a link to.
+
+        Who has none waits until one of its neighbours holds it; that counts as a try in vain.
+        """
         for position, peer in enumerate(peers):
             count, last_s = self._repairs.get(peer, (0, float("-inf")))
             if peer in self.ready or count >= REPAIRS_MAX or not self._is_due(now_s, last_s):
                 continue
             self._repairs[peer] = (count + 1, now_s)
-            holder = holders[(position + count) % len(holders)]
+            near = [holder for holder in holders if links.are_linked(holder, peer)]
+            if not near:
+                continue
+            holder = near[(position + count) % len(near)]
             begin = self.begin
             order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
             self.emit(Send(peer, order))
@@ -435,8 +451,14 @@ class AttemptCleanup:
         staying = tuple(p for p in self._participants if p in alive and p not in cover)
         return staying or tuple(p for p in self._participants if p in alive)
 
-    def kept(self, alive: Collection[bytes]) -> tuple[tuple[EntryOrigin, ...], bytes]:
-        """Return ``past`` and ``kept`` of the next BEGIN; only the living can hand anything out."""
+    def kept(
+        self, alive: Collection[bytes], copiers: Collection[bytes], links: LinkGraph
+    ) -> tuple[tuple[EntryOrigin, ...], bytes]:
+        """Return ``past`` and ``kept`` of the next BEGIN; only the living can hand anything out.
+
+        ``copiers``: its participants, each of whom needs every chunk that is kept. One that some of
+        them could not copy from anybody named is reduced again.
+        """
         begin = self.attempt.begin
         view = self.attempt.view
         before = {
@@ -451,8 +473,9 @@ class AttemptCleanup:
             origin = before.get(chunk, 0)
             if len(holders) == 1 and usable[origin]:  # of one digest: else it is reduced again
                 digest, peers = next(iter(holders.items()))
-                named = tuple(position[peer] for peer in peers[:HOLDERS_MAX])
-                found.append(Kept(chunk, origin, digest, named))
+                if near := holders_for(peers, copiers, links):
+                    named = tuple(position[peer] for peer in near)
+                    found.append(Kept(chunk, origin, digest, named))
         used = sorted({item.origin for item in found})[: ORIGINS_MAX - 1]
         renumbered = {origin: index + 1 for index, origin in enumerate(used)}
         past = tuple(begin.origins[origin] for origin in used)
@@ -475,6 +498,26 @@ class AttemptCleanup:
                 if digest != _NOT_FINAL:
                     found.setdefault(chunk, {}).setdefault(digest, []).append(peer)
         return found
+
+
+def holders_for(
+    holders: Sequence[bytes], copiers: Collection[bytes], links: LinkGraph
+) -> list[bytes]:
+    """Return the holders to name, so that each of ``copiers`` is one or is linked to one.
+
+    As many as BEGIN has room for; none if that is too few for somebody.
+    """
+    if links.is_complete:
+        return list(holders[:HOLDERS_MAX])
+    lacking = [peer for peer in copiers if peer not in holders]
+    near = {holder: links.unlinked(holder, lacking) for holder in holders}
+    named: list[bytes] = []
+    far = {*lacking}
+    while len(named) < min(HOLDERS_MAX, len(near)):
+        best = min((h for h in near if h not in named), key=lambda h: len(far & near[h]))
+        named.append(best)
+        far &= near[best]
+    return [] if far else named
 
 
 def _room(origins: Sequence[EntryOrigin], past: Sequence[EntryOrigin]) -> int:

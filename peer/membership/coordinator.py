@@ -28,7 +28,8 @@ from atoll.peer.membership.attempt import (
 )
 from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
-from atoll.peer.membership.layout import Advised, layout_for, reserved
+from atoll.peer.membership.layout import Advised, Layout, layout_for, reserved
+from atoll.peer.membership.link_graph import shown_apart
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
     HALTED_CHARS_MAX,
@@ -46,7 +47,7 @@ from atoll.peer.membership.participation import Barrier, Eligibility, choose, op
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryOrigin, fragment_of
+from atoll.peer.rounds.entries import INIT, OPERATIONS, REDUCE, STEP, EntryOrigin, fragment_of
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 
@@ -88,6 +89,8 @@ class Coordinator:
         self._attempts = 0  # numbers rise within the view
         self._budgets: dict[int, RetryBudget] = {}
         self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
+        self._noted_links = self.roster.links
+        self._apart = ""  # who has no link to whom, as the log says
         self._quorum_lost_noted = False
 
     def take_over(self, before: Coordinator) -> None:
@@ -96,6 +99,7 @@ class Coordinator:
         self.admission.take_over(before.admission)
         self.eligibility.flaky_peers.take_over(before.eligibility.flaky_peers, peers)
         self.barrier.take_over(before.barrier, peers)
+        self._apart = before._apart
 
     # ------------------------------------------------------------ facts
 
@@ -158,8 +162,10 @@ class Coordinator:
     def beat(self, now_s: float) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), own.round, own.chain, self.last_commit)
-        waiting, held = self.waiting_for(now_s), self.eligibility.held
-        return CoordinatorBeat(*position, *waiting, halted=halted, held=held)
+        waiting, rounds = self.waiting_for(now_s), self.eligibility
+        return CoordinatorBeat(
+            *position, *waiting, halted=halted, held=rounds.held, left_out=rounds.left_out
+        )
 
     def hears_quorum(self, now_s: float) -> bool:
         return is_quorum(self.view, self.roster.alive(now_s))
@@ -185,6 +191,7 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
+        self._note_links(alive)
         self._comparison.step(self._own, self.roster, alive)
         staying = alive - self.admission.leaving
         if self.halted or self._own.unsynced or not self.admission.can_finish(staying):
@@ -209,6 +216,18 @@ class Coordinator:
         ]
         of = f"{len(alive)} of {len(self.view.members)} voters answer, no quorum"
         self._emit(Note("no-quorum", f"{of}: rounds wait for {listed(gone)}"))
+
+    def _note_links(self, alive: set[bytes]) -> None:
+        """Say once, of each change, which members have no link to each other."""
+        links = self.roster.links
+        if links is self._noted_links or self.roster.unheard(alive):
+            return
+        self._noted_links, before = links, self._apart
+        self._apart = "" if links.is_complete else shown_apart(links, self.view.peers)
+        if self._apart and self._apart != before:
+            self._emit(Note("links", f"{self._apart}: rounds are planned around that"))
+        elif before and not self._apart:
+            self._emit(Note("links", "all members have links to each other"))
 
     # ------------------------------------------------------------ a round
 
@@ -236,7 +255,8 @@ class Coordinator:
         else:
             attempt.wait_turn(now_s)
         usable = alive - given_up
-        participants = attempt.step(now_s, usable, given_up, self.roster.progress_bytes())
+        moved_bytes, links = self.roster.progress_bytes(), self.roster.links
+        participants = attempt.step(now_s, usable, given_up, moved_bytes, links)
         if participants is not None:
             self._end_attempt(attempt, participants, usable, now_s)
         return False
@@ -297,8 +317,9 @@ class Coordinator:
         budget = self._budget(begin.round)
         budget.stalls += cleanup.is_stall
         again = cleanup.is_stall and budget.stalls > 1
-        participants = cleanup.participants(alive, excluding=again)
         number, kind = begin.round, begin.kind
+        participants = cleanup.participants(alive, excluding=again)
+        participants = self.eligibility.linked(kind, participants)
         enough = self.eligibility.may_go_on(number, kind, participants, begin, alive)
         if participants and enough:
             del self.cleanups[number]
@@ -350,18 +371,34 @@ class Coordinator:
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
         if last is not None and kind not in OPERATIONS:
-            past, kept = last.kept(alive)
+            past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
-        layout = layout_for(self.advice, chosen, kind, again=last is not None)
-        layout = reserved(layout, self.eligibility.owners(chosen, kind))
+        layout = self._layout(chosen, kind, again=last is not None)
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
         begin = Begin(*tag, fragment, past, kept, layout, *called)
-        attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s)
+        links = self.roster.links
+        attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s, links)
         attempt.audited = kind == STEP and self.eligibility.terms.audited
         attempt.tries = self._budget(number).tries
         self.attempts[number] = attempt
+
+    def _layout(self, chosen: tuple[bytes, ...], kind: str, *, again: bool) -> Layout | None:
+        """Return the layout of an attempt, in which data go between linked participants only."""
+        layout = layout_for(self.advice, chosen, kind, again=again)
+        may_own = self.eligibility.owners(chosen, kind)
+        links = self.roster.links
+        apart = links.apart(chosen) if kind in (STEP, REDUCE) else ()
+        if not apart:
+            return reserved(layout, may_own)
+        if all(may_own) and layout is not None and not layout.crosses(apart):
+            return layout
+        owners = tuple(
+            may and links.reaches(peer, chosen) for peer, may in zip(chosen, may_own, strict=True)
+        )
+        own = listed([short(peer) for peer in compress(chosen, owners)])
+        return reserved(layout, owners, f"butterfly; {shown_apart(links, chosen)}: {own} own it")
 
     # ------------------------------------------------------------ a boundary
 
@@ -388,7 +425,10 @@ class Coordinator:
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
             if offering and not in_flight:
-                self._begin(1, INIT, (offering[0],), None, alive, now_s)
+                # All copy from it: the first of those with most links.
+                links, peers = self.roster.links, self.view.peers
+                first = min(offering, key=lambda peer: len(links.unlinked(peer, peers)))
+                self._begin(1, INIT, (first,), None, alive, now_s)
             return
         number = self._next_round
         present = alive - self.admission.leaving

@@ -90,6 +90,17 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class Reach:
+    """Report whether this peer is known to be one that nobody can dial: it can only dial out.
+
+    It is reported whenever that changes; until the first report a peer counts as one that can be
+    dialled.
+    """
+
+    outbound: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """Answer Probe with what a connection to the peer's address has shown.
 
@@ -233,6 +244,7 @@ Event = (
     | Received
     | LinkUp
     | LinkDown
+    | Reach
     | Probed
     | Attached
     | BansBelieved

@@ -40,6 +40,7 @@ class Heartbeats:
         self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
         self.halted = ""  # why the coordinator begins no round any more ...
         self.held = ""  # ... or not yet
+        self.left_out = ""  # who takes no part in them, and why
         self._asked_trainers = (0, 0.0)  # what rounds are to need, until when that is repeated
         self._objects = ObjectSender()
 
@@ -51,10 +52,11 @@ class Heartbeats:
         """Keep what the coordinator says of the next commit, for people who ask."""
         self.waiting = (beat.waiting, beat.waiting_s)
         self.halted, self.held = plain(beat.halted), plain(beat.held)
+        self.left_out = plain(beat.left_out)
 
     def forget_reasons(self) -> None:
-        """Forget why no round begins: the view in which it was so is over."""
-        self.halted = self.held = ""
+        """Forget why no round begins, or without whom: the view in which it was so is over."""
+        self.halted = self.held = self.left_out = ""
 
     # ------------------------------------------------------------ sending
 
@@ -123,6 +125,8 @@ class Heartbeats:
             given=self._objects.digest(own.given),
             terms=own.terms,
             since=own.since,
+            outbound=self._here.outbound,
+            unlinked=self._here.unlinked(),
         )
 
     # ------------------------------------------------------------ what somebody here asks for

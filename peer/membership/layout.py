@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.schedule.routes import Routes, hierarchical, ring, tree
+from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree
 from atoll.peer.membership.view import MEMBERS_MAX
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
@@ -70,6 +70,13 @@ class Layout:
         """Return whether some of ``peers`` own a part of the result, or add up parts of others."""
         owners = [p for p, share in zip(participants, self.shares, strict=True) if share]
         return self.kind != BUTTERFLY or any(peer in peers for peer in owners)
+
+    def crosses(self, pairs: Collection[tuple[int, int]]) -> bool:
+        """Return whether participants exchange data that are one of these pairs of positions."""
+        if self.is_pairwise:
+            return bool(pairs)
+        owners = [n for n, share in enumerate(self.shares) if share]
+        return (self.routes() or star(len(self.shares))).crosses(pairs, owners)
 
     def routes(self) -> Routes | None:
         """Return the trees, or None where they are a plan's usual ones, or there are none."""
@@ -125,12 +132,19 @@ def layout_for(
     return Layout(BUTTERFLY, shares, why=why) if any(shares) else None
 
 
-def reserved(layout: Layout | None, owners: Sequence[bool]) -> Layout | None:
-    """Return ``layout``, or a butterfly in which only ``owners`` own a part of the result."""
+def reserved(
+    layout: Layout | None,
+    owners: Sequence[bool],
+    why: str = "butterfly; peers on probation own no part of the result",
+) -> Layout | None:
+    """Return ``layout``, or a butterfly in which only ``owners`` own a part of the result.
+
+    ``why``: for people, where it is such a butterfly.
+    """
     if all(owners):
         return layout
     planned = layout.shares if layout is not None else (1,) * len(owners)
     shares = tuple(share if owns else 0 for share, owns in zip(planned, owners, strict=True))
     if not any(shares):
         shares = tuple(map(int, owners))
-    return Layout(BUTTERFLY, shares, why="butterfly; peers on probation own no part of the result")
+    return Layout(BUTTERFLY, shares, why=why[:WHY_CHARS_MAX])

@@ -9,13 +9,14 @@ other lineages, answers older views with INSTALL and asks newer ones by PROBE. W
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
 from atoll.optim.manifest import FRAGMENTS_MAX
 from atoll.optim.run_spec import PROBATION_MAX, SPEC_BYTES_MAX
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_BYTES_MAX, KEPT_MAX
-from atoll.peer.membership.layout import Layout
+from atoll.peer.membership.layout import Index, Layout
 from atoll.peer.membership.operations import OBJECT_BYTES_MAX, Operation, object_sizes
 from atoll.peer.membership.view import (
     ANCESTORS_MAX,
@@ -288,10 +289,15 @@ class Heartbeat(InView):
     # The round at which the trainer came that is there; -1 without one. Of an asynchronous run it
     # is there while it computes too, when `attached` is false.
     since: Annotated[int, Within(-1, (1 << 62) - 1)] = -1
+    outbound: bool = False  # nobody can dial it
+    # Members to whom it has no link, as positions in the view, ascending (link_graph.py).
+    unlinked: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
             raise ValueError("one weight per waiting submission")
+        if any(here >= after for here, after in pairwise(self.unlinked)):
+            raise ValueError(f"members without a link are named in order, not {self.unlinked}")
         if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights):  # refuses NaN too
             raise ValueError(f"weights are 0 to {WEIGHT_MAX:g}, not {self.weights}")
 
@@ -308,6 +314,7 @@ class CoordinatorBeat(InView):
     waiting_s: float = 0.0  # ... and since when, for people who ask
     halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none ...
     held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
+    left_out: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # who takes no part, and why
 
 
 @message(wire="Offer")

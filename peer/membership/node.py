@@ -449,6 +449,10 @@ class Node:
         if event.answer == "refused" and event.peer not in self._here.linked:
             self._gone(event.peer, "nothing listens at its address any more")
 
+    def _on_reach(self, event: ev.Reach) -> None:
+        self._here.outbound = event.outbound
+        self.heartbeats.soon()
+
     def _on_incarnated(self, event: ev.Incarnated) -> None:
         me = self._here.me
         self._here.me = Member(me.peer, event.inc, me.role, me.address)
@@ -711,6 +715,7 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Received: lambda node, event: node._on_message(event.source, event.message),
     ev.LinkUp: Node._on_link_up,
     ev.LinkDown: Node._on_link_down,
+    ev.Reach: Node._on_reach,
     ev.Probed: Node._on_probed,
     # what people ask for
     ev.Found: Node._on_found,

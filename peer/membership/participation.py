@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from statistics import median
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.collectives.units import duration, listed
+from atoll.peer.membership.attempt import vertex_cover
 from atoll.peer.membership.events import Effect, Note
+from atoll.peer.membership.link_graph import shown_apart
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import NO_TERMS, Begin, Terms
 from atoll.peer.membership.operations import Call, agreed, keep_objects, pack_objects
@@ -198,7 +201,8 @@ class Eligibility:
         self._emit = emit
         self.flaky_peers = FlakyPeers(emit)
         self.held = ""  # why the next round is not begun, for people who ask
-        self._noted = ""
+        self.left_out = ""  # who takes no part for want of links, and what to do about it
+        self._noted = self._noted_out = ""
 
     @property
     def terms(self) -> Terms:
@@ -246,9 +250,42 @@ class Eligibility:
         If not, it is held, and the log says so once for each number of peers.
         """
         kind, chosen = choose(arrived, self._roster)
-        if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):
+        linked = self.linked(kind, chosen)
+        here = {*arrived}.difference({*chosen}.difference(linked))
+        if not self.terms.asynchronous and not self.has_trainers(number, here, present):
             return False
-        return self.is_enough(number, kind, self.weights(chosen, kind, fragment, None))
+        return self.is_enough(number, kind, self.weights(linked, kind, fragment, None))
+
+    def linked(self, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return those of ``chosen`` who can do such a round together with the links they have.
+
+        Somebody who may own the result has to have a link to all (link_graph.py). In an audited
+        round each has to have one to each: statements and opened parts go from anybody to anybody.
+        The log says once who is left out.
+        """
+        links, audited = self._roster.links, kind == STEP and self.terms.audited
+        self.left_out = ""
+        if links.is_complete or kind in (INIT, GATHER):
+            return chosen
+        if audited:
+            lacking = {peer: links.unlinked(peer, chosen) for peer in chosen}
+            out = vertex_cover(lacking, self._roster.me)
+            staying = tuple(peer for peer in chosen if peer not in out)
+        else:
+            able = tuple(compress(chosen, self.owners(chosen, kind)))
+            staying = links.with_owner(chosen, able, self._roster.me)
+        out = {*chosen}.difference(staying)
+        if out:
+            needs = "links between all in an audited round" if audited else "a peer linked to all"
+            self.left_out = (
+                f"{_names(out)} cannot take part: it takes {needs}, and"
+                f" {shown_apart(links, chosen)}; open a port at one of them, for without one it"
+                " takes a relay, which atoll does not have yet"
+            )
+        if self.left_out and self.left_out != self._noted_out:
+            self._emit(Note("links", self.left_out))
+        self._noted_out = self.left_out or self._noted_out
+        return staying
 
     def may_go_on(
         self, number: int, kind: str, chosen: Sequence[bytes], begin: Begin, alive: set[bytes]
@@ -288,9 +325,10 @@ class Eligibility:
             self._hold(f"round {number} waits for {text} or {lower}", said=bool(attached))
         else:
             late = _names(attached - {*here})
+            why = f"; {self.left_out}" if self.left_out else ""
             self._hold(
                 f"round {number} waits for the trainer of {late}, which is attached: min_trainers"
-                f" is {count}; or {lower}"
+                f" is {count}; or {lower}{why}"
             )
         return False
 
@@ -324,11 +362,12 @@ class Eligibility:
     ) -> tuple[bytes, ...]:
         """Return those of ``chosen`` who take part in round ``number``."""
         staying = self.flaky_peers.without(chosen, now_s) if kind == STEP else chosen
+        staying = self.linked(kind, staying)
         fragment = fragment_of(number, self._own.fragments)
         counted = self._counted(self.weights(staying, kind, fragment, None))
         enough = self.terms.asynchronous or len(staying) >= trainers_needed(self._view, self.terms)
-        if counted >= self.terms.least and enough:
-            chosen = staying
+        fine = counted >= self.terms.least and enough
+        chosen = staying if fine else self.linked(kind, chosen)
         if kind != STEP or not self.terms.audited or len(chosen) <= AUDITED_PEERS_MAX:
             return chosen
         new = [peer for peer in chosen if peer in self._newcomers]

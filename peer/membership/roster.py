@@ -8,6 +8,7 @@ changes lazily, because a peer that is back in a second should find its place.
 from __future__ import annotations
 
 from atoll.peer.membership.failure_detector import FailureDetector
+from atoll.peer.membership.link_graph import LinkGraph, graph_of
 from atoll.peer.membership.messages import Heartbeat
 from atoll.peer.membership.operations import object_digest
 from atoll.peer.membership.timing import Timing
@@ -24,6 +25,7 @@ class Roster:
         self._refused: set[bytes] = set()
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
+        self._links: LinkGraph | None = LinkGraph()  # None: to be found anew
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
         """Note a sign of life; return False if another incarnation or a stranger gives it."""
@@ -33,6 +35,9 @@ class Roster:
         self._detector.heard(peer, now_s)
         self._refused.discard(peer)
         if beat is not None:
+            before = self.heartbeats.get(peer)
+            if beat.unlinked != (before.unlinked if before is not None else ()):
+                self._links = None
             self.heartbeats[peer] = beat
             if not beat.given:
                 self._given.pop(peer, None)
@@ -73,6 +78,13 @@ class Roster:
         fragile = any(not is_quorum(self.view, set(alive) - {p}) for p in alive)
         limit_s = self._timing.remove_eager_s if fragile else self._timing.remove_s
         return {p for p in dead if self.silent_s(p, now_s) > limit_s}
+
+    @property
+    def links(self) -> LinkGraph:
+        """Return who of the view has a link to whom, by what they have said last."""
+        if self._links is None:
+            self._links = graph_of(self.view, self.heartbeats)
+        return self._links
 
     # ------------------------------------------------------------ state and barrier
 

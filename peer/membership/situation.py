@@ -26,7 +26,9 @@ class Situation:
         self.linked: set[bytes] = set()
         self.srtt_s: dict[bytes, float] = {}
         self.refused: set[bytes] = set()  # members whose life has certainly ended
+        self.outbound = False  # this peer can only dial out
         self.leave_by_s: float | None = None
+        self._unlinked_s: dict[bytes, float] = {}  # members without a link, and since when
         self._effects: list[Effect] = []
         self._to_self: deque[object] = deque()
 
@@ -35,6 +37,24 @@ class Situation:
         members = self.view.peers if self.view else ()
         slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
         self.timing = self._unpaced.paced(slowest_s, len(members))
+
+    def unlinked(self) -> tuple[int, ...]:
+        """Return which members this peer has no link to, as positions in the view, ascending.
+
+        A link that may be under way counts until a dial would have ended. Who cannot be dialled
+        does not wait for that: the other end does, unless nobody can dial it either.
+        """
+        view, now_s = self.view, self.now_s
+        if view is None:
+            return ()
+        without = [
+            (position, peer)
+            for position, peer in enumerate(view.peers)
+            if peer not in self.linked and peer != self.me.peer
+        ]
+        self._unlinked_s = {peer: self._unlinked_s.get(peer, now_s) for _, peer in without}
+        wait_s = 0.0 if self.outbound else self.timing.linking_s
+        return tuple(n for n, peer in without if now_s - self._unlinked_s[peer] >= wait_s)
 
     # ------------------------------------------------------------ effects
 

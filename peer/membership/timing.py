@@ -17,6 +17,9 @@ class Timing:
     heartbeat_s: float = 0.25  # four chances inside the failure detector's shortest limit
     failure_s: float = 1.2  # silence that makes a peer suspect: 4 heartbeats and 200 ms of network
     stall_s: float = 1.5  # a reduce without one byte of progress
+    # A link that can be made is there by then, or rounds go without it for a moment. Not longer:
+    # until then such a pair looks broken, and costs attempts (FlakyPeers counts them).
+    linking_s: float = 2.0
     # How long a barrier waits for attached trainers that are late follows what rounds take
     # (participation.py): a hung one must not stop fast rounds, nor a short pause cost a round ...
     straggle_min_s: float = 3.0

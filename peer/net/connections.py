@@ -161,13 +161,16 @@ class ConnectionManager:
         address: str,
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
+        *,
+        anew: bool = False,
     ) -> bytes:
         """Make a control link, or find that there is one, and return the peer's id.
 
+        ``anew``: the one that there is does not reach the peer any more, and is to be replaced.
         Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
         IdentityInUseError.
         """
-        if expect_peer is not None and expect_peer in self._links:
+        if expect_peer is not None and expect_peer in self._links and not anew:
             return expect_peer
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint

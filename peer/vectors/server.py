@@ -68,6 +68,7 @@ class VectorService:
         log: Callable[[str], None],
     ) -> None:
         self._me, self._node, self._trainers = node.me.peer, node, trainers
+        self._host = host
         self._server = VectorServer(host, streams, lambda: trainers.trainer is not None, log)
         self._fetches = VectorClient(self._me, host, transfers, self._server.store)
         self._trainer: AttachedTrainer | None = None  # whose memory this is
@@ -122,6 +123,7 @@ class VectorService:
         return {
             "view": view.number if view else 0,
             "names": [short(peer) for peer in peers],
+            "outbound": [short(peer) for peer in peers if peer in self._host.outbound],
             "min_trainers": trainers_needed(view, terms) if view else terms.min_trainers,
         }
 

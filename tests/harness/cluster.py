@@ -38,6 +38,8 @@ class Cluster(World):
         self.give(name, ev.Found(LINEAGE, self.rules))
 
     def link(self, a: str, b: str) -> None:
+        if self.are_apart(peer_id(a), peer_id(b)):
+            return
         for here, there in ((a, b), (b, a)):
             self.give(here, ev.LinkUp(peer_id(there)))
 
@@ -108,8 +110,9 @@ class Cluster(World):
     # ------------------------------------------------------------ how things travel
 
     def is_cut(self, a: Host, b: Host) -> bool:
-        apart = frozenset((a.peer, b.peer)) in self.cut or (a.peer, b.peer) in self.one_way
-        return apart or self.outlaws.refuses(a.peer, b.peer)
+        cut = frozenset((a.peer, b.peer)) in self.cut or (a.peer, b.peer) in self.one_way
+        cut = cut or self.outlaws.refuses(a.peer, b.peer)
+        return cut or self.are_apart(a.peer, b.peer)
 
     def is_open(self, source: Host, target: Host) -> bool:
         pair = frozenset((source.peer, target.peer))
@@ -133,12 +136,12 @@ class Cluster(World):
         cut = self.is_cut(host, target) or self.is_cut(target, host)
         if target.alive and not target.paused and not cut:
             self.after(0.0, lambda: self.link(host.name, target.name))
-        elif peer not in host.node.linked:
+        elif peer not in host.node.linked and not self.are_apart(host.peer, peer):
             self.after(DIAL_AGAIN_S, lambda: self.dial(host, peer))
 
     def probe(self, host: Host, peer: bytes) -> None:
         target = self.hosts[peer]
-        cut = self.is_cut(host, target) or self.is_cut(target, host)
+        cut = self.is_cut(host, target) or self.is_cut(target, host) or target.name in self.outbound
         answer = "silent" if cut or target.off else "up" if target.alive else "refused"
         answer = "refused" if self.outlaws.refuses(host.peer, peer) else answer
         self.after(self.delay_s, lambda: self.deliver(host, ev.Probed(peer, answer)))

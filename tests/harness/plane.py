@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
@@ -141,8 +142,13 @@ class DataPlane:
             slow = max(host.slow for host in group.values())
             self._schedule(running, world.chunk_s * slow if moved else RECHECK_S)
 
+    def _owners(self, begin: Begin) -> Sequence[bytes]:
+        shares = begin.layout.shares if begin.layout is not None else ()
+        return tuple(compress(begin.participants, shares)) or begin.participants
+
     def _owner(self, begin: Begin, chunk: int) -> bytes:
-        return begin.participants[chunk % len(begin.participants)]
+        owners = self._owners(begin)
+        return owners[chunk % len(owners)]
 
     def _form(self, running: Reduction, group: dict[bytes, Host]) -> bool:
         """Each owner forms the next mean of its shard, if everyone's part reaches it."""
@@ -206,11 +212,13 @@ class DataPlane:
         """A dead process resets its streams at once; a silent edge is noticed later."""
         world, begin = self._world, running.begin
         late = world.now_s - running.started_s > BROKEN_S
+        owners = {*self._owners(begin)}
         for host in list(group.values()):
             missing = []
             for peer in begin.participants:
                 other = world.hosts[peer]
-                if other is host or (host.peer, peer) in running.told:
+                exchange = owners.intersection((host.peer, peer))
+                if other is host or (host.peer, peer) in running.told or not exchange:
                     continue
                 both = world.is_open(host, other) and world.is_open(other, host)
                 reset = not other.alive and not other.off and peer in running.joined

@@ -61,6 +61,8 @@ class World(ABC):
         self.events = 0
         self.hold_renewal = False  # the disk hangs: no new incarnation number
         self.unusable = ""  # a host whose contribution cannot be read
+        self.outbound: set[str] = set()  # names of those that can only dial out
+        self.unlinkable: set[frozenset[bytes]] = set()  # pairs that have no common protocol
         self.load_s = 0.05  # to fetch the whole state from one donor
         self.chunk_s = 0.0025  # to reduce one chunk
         self.chunks = 4
@@ -116,6 +118,8 @@ class World(ABC):
         if before is not None:
             host.life = before.life + 1
         self.hosts[peer] = host
+        if name in self.outbound:
+            self.deliver(host, ev.Reach(outbound=True))
         return host
 
     def make_node(self, member: Member) -> Node:
@@ -123,6 +127,12 @@ class World(ABC):
 
     def host(self, name: str) -> Host:
         return self.hosts[peer_id(name)]
+
+    def are_apart(self, one: bytes, other: bytes) -> bool:
+        """Return whether neither of two can dial the other, ever."""
+        pair = frozenset((one, other))
+        names = {self.hosts[peer].name for peer in pair if peer in self.hosts}
+        return pair in self.unlinkable or (len(names) > 1 and names <= self.outbound)
 
     def living(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.alive]

@@ -54,6 +54,33 @@ def test_every_pair_meets_about_equally_often(members: int) -> None:
     assert all(0.8 * expected < met[pair] < 1.2 * expected for pair in pairs)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("members", [1, 2, 5, 8])
+def test_no_group_has_two_that_cannot_be_dialled(members: int, size: int) -> None:
+    for outbound in (set(range(count)) for count in range(members + 1)):
+        for step in range(1, 20):
+            found = groups(members, size, step, outbound)
+            assert sorted(member for group in found for member in group) == list(range(members))
+            assert all(len(group) <= size for group in found)
+            assert all(len(outbound.intersection(group)) <= 1 for group in found)
+            mixed = sum(len(group) > 1 for group in found)
+            assert mixed >= min(len(outbound), members - len(outbound)) * (size == 2)
+
+
+def test_those_who_cannot_be_dialled_take_turns_with_those_who_can() -> None:
+    steps, outbound = 3000, {0, 1, 2}
+    met = Counter(group for step in range(steps) for group in groups(5, 2, step, outbound))
+    pairs = [(one, other) for one in outbound for other in (3, 4)]
+    assert all(0.8 * steps / 3 < met[pair] < 1.2 * steps / 3 for pair in pairs)
+    assert (3, 4) not in met  # both are wanted by others in every step
+
+
+def test_one_who_cannot_be_dialled_meets_all_others_and_these_each_other() -> None:
+    met = Counter(group for step in range(3000) for group in groups(4, 2, step, {2}))
+    assert met.keys() == set(combinations(range(4), 2))
+    assert all(800 < count < 1200 for count in met.values())
+
+
 def test_with_an_odd_number_everybody_is_alone_in_its_turn() -> None:
     alone = Counter(groups(5, 2, step)[-1] for step in range(2000))
     assert alone.keys() == {(member,) for member in range(5)}

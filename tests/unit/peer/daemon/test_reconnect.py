@@ -39,6 +39,8 @@ class Dials:
         address: str,
         expect_fingerprint: bytes | None = None,
         expect_peer: bytes | None = None,
+        *,
+        anew: bool = False,
     ) -> bytes:
         self.asked.append((address, expect_fingerprint))
         self.begun.set()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.links.tcp_info import TCP_INFO_BYTES, parse
+from atoll.peer.links.tcp_info import TCP_INFO_BYTES, parse, silence_s
 from atoll.peer.streams.stream import PlainStream
 
 # Offsets and formats in linux/tcp.h.
@@ -115,3 +115,27 @@ def test_a_real_connection() -> None:
     sender.close()
     receiver.close()
     assert sender.tcp_info() == b""
+
+
+# ---------------------------------------------------------------- silence
+
+
+@pytest.mark.parametrize(
+    ("retransmitted", "doubled", "timeout_us", "expected_s"),
+    [
+        (0, 0, 250_000, 0.0),  # all is acknowledged, or not overdue
+        (0, 5, 8_000_000, 0.0),  # a full window that is asked about: the answers come
+        (1, 1, 500_000, 0.25),
+        (3, 3, 2_000_000, 1.75),
+        (4, 4, 4_000_000, 3.75),
+    ],
+)
+def test_silence_is_what_the_doubled_timeouts_have_taken(
+    retransmitted: int, doubled: int, timeout_us: int, expected_s: float
+) -> None:
+    data = struct.pack("=2xBxB3xI", retransmitted, doubled, timeout_us) + bytes(200)
+    assert silence_s(data) == pytest.approx(expected_s)
+
+
+def test_nothing_is_known_of_a_system_that_tells_nothing() -> None:
+    assert silence_s(b"") == 0.0

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.peer.membership.attempt import REPAIRS_MAX, Attempt
 from atoll.peer.membership.events import Effect, Send
+from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import STEP, Begin, Miss, Notice, Ready, Repair
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import WITNESS, Member, View, short
@@ -21,13 +22,19 @@ EVERYONE = (A, B, C, D, E)
 class Round:
     """An attempt of coordinator A among some of five members, and what it sends."""
 
-    def __init__(self, *participants: bytes, witnesses: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self,
+        *participants: bytes,
+        witnesses: tuple[bytes, ...] = (),
+        apart: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
         members = tuple(Member(p, 1, WITNESS if p in witnesses else "replica") for p in EVERYONE)
         self.view = View(b"L" * 32, 3, members, A, 4, b"0" * 32)
         self.sent: list[Effect] = []
         weights = (1.0,) * len(participants)
         begin = Begin(b"L" * 32, 3, 5, 2, STEP, participants, weights)
-        self.attempt = Attempt(self.view, A, begin, TIMING, self.sent.append, 0.0)
+        self.links = LinkGraph(apart)
+        self.attempt = Attempt(self.view, A, begin, TIMING, self.sent.append, 0.0, self.links)
         self.sent.clear()
 
     def ready(self, *peers: bytes, root: bytes = ROOT) -> None:
@@ -45,7 +52,7 @@ class Round:
         progress_bytes: int = 0,
     ) -> tuple[bytes, ...] | None:
         alive = [p for p in EVERYONE if p not in dead]
-        return self.attempt.step(now_s, alive, unsynced, progress_bytes)
+        return self.attempt.step(now_s, alive, unsynced, progress_bytes, self.links)
 
     def committed(self, dead: tuple[bytes, ...] = (), unsynced: tuple[bytes, ...] = ()) -> bytes:
         return self.attempt.committable(1.0, [p for p in EVERYONE if p not in dead], unsynced)
@@ -365,3 +372,37 @@ def test_newcomers_lend_nothing_and_leave_out_nobody_by_being_many(audited: bool
     assert bool(part.attempt.copies) == (not audited)  # one of two who count
     part.ready(B)
     assert part.step(0.2) == (A, B)
+
+
+# ---------------------------------------------------------------- pairs without a link
+
+
+def test_a_pair_without_a_link_is_no_broken_edge() -> None:
+    """They exchange nothing; what others report of either still counts."""
+    round_ = Round(*EVERYONE, apart=((B, C),))
+    round_.miss(B, C)
+    round_.miss(C, B)
+    assert round_.step(0.0) is None
+    assert round_.step(2 * TIMING.repair_s, progress_bytes=1) is None
+    round_.miss(B, C, D)
+    round_.miss(E, D)
+    assert round_.step(3 * TIMING.repair_s, progress_bytes=2) == (A, B, C, E)
+
+
+def test_who_copies_the_result_is_sent_to_a_holder_it_has_a_link_to() -> None:
+    round_ = Round(A, B, C, apart=((A, D), (B, D), (A, E), (B, E), (C, E)))
+    round_.ready(A, B, C)
+    round_.step(0.0)
+    assert round_.repaired() == [(D, C)], "E has a link to nobody who holds it"
+    round_.ready(D)
+    round_.step(1.5 * TIMING.repair_s)
+    assert round_.repaired() == [(E, D)], "but then to D"
+
+
+def test_who_has_a_link_to_no_holder_is_not_waited_for() -> None:
+    round_ = Round(A, B, C, D, apart=tuple((peer, E) for peer in (A, B, C, D)))
+    round_.ready(A, B, C, D)
+    for second in range(REPAIRS_MAX + 1):
+        round_.step(float(second) * 1.1 * TIMING.repair_s)
+    assert not round_.repaired()
+    assert round_.committed() == ROOT

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from atoll.peer.membership.attempt import Attempt, AttemptCleanup
 from atoll.peer.membership.events import Effect, Send
 from atoll.peer.membership.kept_chunks import HOLDERS_MAX, KEPT_MAX, Kept, pack_kept, parse_kept
+from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import STEP, AskFinals, Begin, Finals, Miss
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Member, View
@@ -31,7 +32,9 @@ class Over:
         past: tuple[EntryOrigin, ...] = (),
         kept: bytes = b"",
         misses: dict[bytes, tuple[bytes, ...]] | None = None,
+        apart: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
+        self.links = LinkGraph(apart)
         view = View(b"L" * 32, 3, tuple(Member(p, 1) for p in EVERYONE), A, 4, b"0" * 32)
         begin = Begin(b"L" * 32, 3, 5, 2, STEP, EVERYONE, (1.0,) * 4, past=past, kept=kept)
         self.sent: list[Effect] = []
@@ -47,7 +50,7 @@ class Over:
         self.closing.on_finals(peer, finals)
 
     def kept(self, *alive: bytes) -> tuple[tuple[EntryOrigin, ...], tuple[Kept, ...]]:
-        past, packed = self.closing.kept(alive or EVERYONE)
+        past, packed = self.closing.kept(alive or EVERYONE, EVERYONE, self.links)
         return past, parse_kept(packed, len(EVERYONE), 1 + len(past))
 
 
@@ -62,6 +65,22 @@ def test_everybody_who_goes_on_is_asked_and_waited_for_a_moment() -> None:
     assert over.closing.is_done(10.0 + TIMING.kept_s, EVERYONE)
     over.says(C, NOT)
     assert over.closing.is_done(10.1, EVERYONE)
+
+
+def test_of_holders_those_are_named_that_all_can_copy_from() -> None:
+    over = Over(A, B, C, D, apart=((A, D), (B, D), (C, D)))
+    for peer in (A, B):
+        over.says(peer, X, Y, NOT)
+    over.says(C, X, NOT, NOT)
+    over.says(D, X, NOT, Z)
+    assert over.kept()[1] == (Kept(0, 1, X, (0, 1, 2)),), "D can copy Y from nobody, nor they Z"
+    over = Over(A, B, C, D, apart=((A, D), (B, C)))
+    over.says(A, X)
+    over.says(B, X)
+    assert over.kept()[1] == (Kept(0, 1, X, (0, 1)),), "C copies it from A, and D from B"
+    over = Over(A, B, C, D, apart=((A, D),))
+    over.says(A, X)
+    assert over.kept()[1] == (), "D has no link to A"
 
 
 def test_a_chunk_with_one_digest_is_kept_with_its_holders() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from atoll.peer.membership.attempt import Attempt
 from atoll.peer.membership.events import Effect, Send
+from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import GATHER, REDUCE, Begin, Notice, Ready, Repair
 from atoll.peer.membership.operations import Operation, pack_objects
 from atoll.peer.membership.timing import Timing
@@ -106,7 +107,8 @@ def test_what_attesters_say_is_no_copy() -> None:
 def test_nobody_else_is_told_to_fetch_it() -> None:
     round_ = Round(A, B)
     round_.ready(A)
-    assert round_.attempt.step(0.5, [A, C, D, E], (), 0) is None  # B has died; A holds it
+    step = round_.attempt.step(0.5, [A, C, D, E], (), 0, LinkGraph())  # B has died; A holds it
+    assert step is None
     assert not [e for e in round_.sent if isinstance(e, Send) and isinstance(e.message, Repair)]
 
 

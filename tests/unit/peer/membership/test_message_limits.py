@@ -170,6 +170,7 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
     elif cls is ms.Heartbeat:
         weight = draw(st.sampled_from([0.0, 1e15]))
         drawn |= {"weights": (weight,) * len(drawn["arrived"]), "inc": 1}
+        drawn["unlinked"] = tuple(sorted(set(drawn["unlinked"])))
     elif cls is EntryOrigin:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1.0,) * len(participants)}

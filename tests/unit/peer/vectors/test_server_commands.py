@@ -41,7 +41,9 @@ class Site:
             SimpleNamespace(),  # type: ignore[arg-type]
             lambda event: None,
         )
-        host: Any = SimpleNamespace(send=lambda peer, message: self.sent.append(message) or True)
+        host: Any = SimpleNamespace(
+            send=lambda peer, message: self.sent.append(message) or True, outbound={OTHER, b"?"}
+        )
         self.service = VectorService(
             node=self.node,
             trainers=self.trainers,
@@ -83,10 +85,12 @@ def test_members_are_the_replicas_of_the_view_in_the_order_of_their_ids() -> Non
         assert await site.call("members") == {
             "view": 7,
             "names": [short(ME), short(OTHER)],
+            "outbound": [short(OTHER)],
             "min_trainers": 1,
         }
         site.node.view = None
-        assert await site.call("members") == {"view": 0, "names": [short(ME)], "min_trainers": 1}
+        alone = {"view": 0, "names": [short(ME)], "outbound": [], "min_trainers": 1}
+        assert await site.call("members") == alone
 
     play(scenario)
 
