@@ -41,6 +41,7 @@ from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
 from atoll.peer.membership.view import ARCHIVE, View, short
 from atoll.peer.net import byte_counts
+from atoll.peer.net.examination import RunOutline, outline_of
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import format_address
@@ -378,6 +379,10 @@ class Daemon:
 
     def incarnation(self) -> int:
         return self._inc
+
+    def outline(self) -> RunOutline:
+        state = self.executor.state
+        return outline_of(state.spec, state.manifest) if state is not None else RunOutline(0.0)
 
     def advertised(self) -> str:
         return self.node.me.address

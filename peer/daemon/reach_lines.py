@@ -31,7 +31,7 @@ def _reachable(own: OwnReach, advertised: str, port: int) -> str:
     if passed and own.found is not None:
         elsewhere = [one for one in passed if one.by != own.found.asked]
         where = format_address(own.found.observed, port)
-        text = f"others can dial this peer at {where}: {_dials(elsewhere or passed)}"
+        text = f"others can dial this peer at {where}: {dials(elsewhere or passed)}"
     elif own.dialled_by is not None:
         by, ip = own.dialled_by
         where, text = advertised, f"others can dial this peer: {short(by)} has done so from {ip}"
@@ -49,7 +49,7 @@ def _outbound(own: OwnReach, port: int) -> str:
     where = format_address(own.found.observed, port)
     failed = [one for one in own.found.answers if one.outcome != OK]
     lines = [
-        f"this peer is outbound: others cannot dial it at {where}: {_dials(failed)}",
+        f"this peer is outbound: others cannot dial it at {where}: {dials(failed)}",
         "It trains fully all the same, as long as others of the run can be dialled: they have it"
         f" dial them. To be dialled too: {how_to_open(port)} ({PAGE})",
     ]
@@ -73,14 +73,14 @@ def _unconfirmed(own: OwnReach, advertised: str) -> str:
     if own.found is not None and own.state is ReachState.UNCONFIRMED:
         passed = [one for one in own.found.answers if one.outcome == OK]
         if passed:
-            return f"{text}: {_dials(passed)}, and nobody elsewhere is there to try it"
-        return f"{text} still: {_dials(own.found.answers)}; the next try decides"
+            return f"{text}: {dials(passed)}, and nobody elsewhere is there to try it"
+        return f"{text} still: {dials(own.found.answers)}; the next try decides"
     if own.asking is not None:
         return f"{text}: {short(own.asking)} was asked to try, and has not answered"
     return text
 
 
-def _dials(answers: Sequence[ReachAnswer]) -> str:
+def dials(answers: Sequence[ReachAnswer]) -> str:
     """Say who got what: "a1b2c3d4 (198.51.100.7) got no answer in 2.5 s"."""
     parts = []
     for outcome in OUTCOMES:

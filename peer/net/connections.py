@@ -26,11 +26,13 @@ from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import RunTls
 from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
+from atoll.peer.net.examination import Examiner
 from atoll.peer.net.hello import (
     CONTROL,
     COPIED_HOME_FIX,
     DATA,
     DUPLICATE,
+    EXAMINE,
     PROBE,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
@@ -90,6 +92,7 @@ class ConnectionManager:
         self._closing = False
         self._streams = StreamOpener(ciphers, congestion, self)
         self.bbr = self._streams.bbr  # see Congestion
+        self._examiner = Examiner()
         self._reach = ReachService(self)
         self._listener = Listener(tls.server, self)
 
@@ -335,6 +338,8 @@ class ConnectionManager:
             return refusal_of(error)
         if theirs.kind == PROBE:
             return None
+        if theirs.kind == EXAMINE:
+            return await self._examiner.serve(channel, self._daemon.outline())
         if theirs.kind == REACH:
             await self._reach.serve(channel, peer_id, theirs)
             return None

@@ -33,6 +33,8 @@ from atoll.peer.net.tls import TlsChannel, reason_of
 
 UNREACHED = ("DNS", "TCP")  # stages of errors: there may be nobody at all
 SECRET = "secret"  # ... somebody is there, with another run secret
+IDENTITY = "identity"  # ... or another peer
+ADMISSION = "admission"  # ... or one that does not answer our hello
 
 # All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
 DIAL_TIMEOUT_S = 5.0
@@ -60,6 +62,8 @@ class Dial:
         self._counts = counts if counts is not None else ByteCounts()
         self._stage = "DNS"
         self._started_s = time.monotonic()
+        self.addresses: tuple[str, ...] = ()  # of the host, as far as they are known, and
+        self.resolve_s = self.connect_s = 0.0  # how long it took to find them, and to connect
 
     @property
     def is_connected(self) -> bool:
@@ -98,7 +102,7 @@ class Dial:
         try:
             self._stage = "TLS"
             await channel.handshake()
-            self._stage = "identity"
+            self._stage = IDENTITY
             peer_id = peer_id_of(channel.tls)
             wrong_peer = expect_peer is not None and peer_id != expect_peer
             other_print = expect_fingerprint not in (None, fingerprint_of(peer_id))
@@ -106,6 +110,7 @@ class Dial:
                 raise ConnectError(
                     f"cannot reach {self._where}: that is another peer of run {self._run}",
                     fix="get a fresh invite; that peer may have moved or lost its home folder",
+                    stage=IDENTITY,
                 )
         except BaseException:
             channel.close()
@@ -120,9 +125,13 @@ class Dial:
 
     async def greet(self, channel: TlsChannel, mine: Hello) -> Hello | Refused:
         """Send our hello and return the answer to it."""
-        self._stage = "admission"
-        await channel.send(mine)
+        await self.say(channel, mine)
         return await channel.receive()
+
+    async def say(self, channel: TlsChannel, mine: Hello) -> None:
+        """Send our hello."""
+        self._stage = ADMISSION
+        await channel.send(mine)
 
     async def ask(self, channel: TlsChannel, mine: Hello, question: object, answer: type) -> object:
         """Send our hello and a question; return the answer, or a refusal."""
@@ -141,6 +150,8 @@ class Dial:
         """Return a connected socket and one round trip, in seconds; try the addresses in turn."""
         loop = asyncio.get_running_loop()
         found = await _resolve(self.host, self.port)
+        self.addresses = tuple(str(where[0]) for _, where in found)
+        self.resolve_s = time.monotonic() - self._started_s
         self._stage = "TCP"
         last: OSError = OSError("no address")
         for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
@@ -152,7 +163,8 @@ class Dial:
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 async with asyncio.timeout(DIAL_TIMEOUT_S / left if left > 1 else None):
                     await loop.sock_connect(sock, where)
-                return sock, time.monotonic() - asked_s
+                self.connect_s = time.monotonic() - asked_s
+                return sock, self.connect_s
             except OSError as error:
                 sock.close()
                 last = error

@@ -27,6 +27,8 @@ from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
 READ_BYTES = 256 << 10
+# Whoever measures how fast bytes come needs pieces, the first of which starts the clock.
+ZEROS_PIECES, ZEROS_BYTES_MIN = 16, 1 << 10
 # The most that is read from a connection before its certificate has been verified. A peer of ours
 # sends about 1 KiB.
 UNPROVED_BYTES_MAX = 8 << 10
@@ -129,6 +131,25 @@ class TlsChannel:
             )
         return decode(await self._read_exactly(length), allowed=kinds)
 
+    async def send_zeros(self, count: int) -> None:
+        """Send so many bytes of nothing, a piece at a time; return when the kernel has them."""
+        piece = max(ZEROS_BYTES_MIN, min(READ_BYTES, count // ZEROS_PIECES))
+        for start in range(0, count, piece):
+            self.tls.write(bytes(min(piece, count - start)))
+            await self._flush()
+
+    async def discard(self, count: int) -> tuple[int, float]:
+        """Receive so many bytes and throw them away; raise OSError if fewer come.
+
+        Returns how many came after the first piece, and the seconds from there to the last.
+        """
+        left, first_bytes, began_s = count, 0, 0.0
+        while left:
+            left -= len(await self._read_some(left))
+            if not began_s:
+                first_bytes, began_s = count - left, time.monotonic()
+        return count - first_bytes, time.monotonic() - began_s if began_s else 0.0
+
     async def goodbye(self) -> None:
         """Close so that what was sent last arrives: close_notify, FIN, wait for the other's FIN.
 
@@ -169,16 +190,21 @@ class TlsChannel:
     async def _read_exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
+            data += await self._read_some(count - len(data))
+        return bytes(data)
+
+    async def _read_some(self, most: int) -> bytes:
+        """Return at least one byte. Raise ConnectionResetError at the end of the stream."""
+        while True:
             try:
-                piece = self.tls.read(count - len(data))
+                piece = self.tls.read(most)
             except ssl.SSLWantReadError:
                 await self._flush()  # TLS may have had to answer the other side
                 await self._fill()
                 continue
             if not piece:
                 raise ConnectionResetError("the other side closed the connection")
-            data += piece
-        return bytes(data)
+            return piece
 
     async def _fill(self) -> None:
         """Feed TLS with what arrives next.

@@ -100,7 +100,7 @@ def test_with_kernels_nothing_is_said_of_them(
 # Connections and streams take these themselves; the last two are kept in files.
 ELSEWHERE = """
     Hello Refused StreamAsked StreamDenied StreamGranted StreamOffered AskReach ReachReport DialBack
-    DialledBack AdmissionFile Evidence
+    DialledBack AskOutline RunOutline AskRate RateIs AdmissionFile Evidence
 """
 PARTS_OF_MESSAGES = """
     Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
