@@ -118,6 +118,15 @@ def alone(names: Sequence[str], count: int, port: int) -> str:
     )
 
 
+def founders_silent(port: int) -> str:
+    """Say what may keep founders from meeting each other, and what would help."""
+    return (
+        "no other founder has answered yet. Of two that only dial out, because routers or firewalls"
+        " let nobody in, neither can reach the other: one of them needs an open port"
+        f" ({how_to_open(port)}), or a relay between them, which atoll does not have yet ({PAGE})"
+    )
+
+
 def who_can_join(address: str) -> str:
     """Say at once, when a run is founded, who can join at this address, and what to do."""
     host, _, port = address.rpartition(":")

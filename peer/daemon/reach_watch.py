@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.peer.daemon.ports import ReachPort
-from atoll.peer.daemon.reach_lines import PAGE, alone, describe_reach
+from atoll.peer.daemon.reach_lines import PAGE, alone, describe_reach, founders_silent
 from atoll.peer.daemon.reachability import (
     AskableMember,
     DialledBy,
@@ -31,6 +31,9 @@ from atoll.peer.net.invite import format_address, parse_address
 from atoll.peer.net.reach_messages import ReachTold
 
 STEP_S = 0.25  # between two looks at what is to be done
+# A founder that waits for others says what may be wrong when nobody has answered for so long: a
+# dial to another continent, and two lost packets of it, take less.
+FOUNDERS_SILENT_S = 4.0
 # Whoever lost its links dials again first; then it is said that two outbound peers cannot meet.
 ALONE_S = 3.0
 RESOLVE_S = 2.0  # to look up what this peer advertises; a resolver may be slow or absent
@@ -53,6 +56,8 @@ class ReachWatch:
         self._told = ReachTold(False)  # ... and the others
         self._said: object = None  # what was news last
         self._has_said = False
+        self._began_s = self._loop.time()
+        self._said_founders = False
         self._apart_since_s: float | None = None
         self._said_alone = False
 
@@ -130,6 +135,7 @@ class ReachWatch:
         self._say()
         self._tell()
         self._say_alone(now_s)
+        self._say_founders_silent(now_s)
 
     def _askable(self) -> list[AskableMember]:
         """Return the linked peers that can be dialled: first where we have dialled them before."""
@@ -223,6 +229,14 @@ class ReachWatch:
             port = parse_address(self._node.me.address)[1]
             names = [short(peer) for peer in apart]
             self._daemon.note("reach", alone(names, len(others), port))
+
+    def _say_founders_silent(self, now_s: float) -> None:
+        """Say once what may be wrong where no other founder of the run has answered."""
+        waits = self._node.bootstrap.waiting and not self._host.link_peers()
+        if waits and not self._said_founders and now_s - self._began_s >= FOUNDERS_SILENT_S:
+            self._said_founders = True
+            port = parse_address(self._node.me.address)[1]
+            self._daemon.note("reach", founders_silent(port))
 
     # ------------------------------------------------------------ what others ask
 

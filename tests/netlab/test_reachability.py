@@ -96,6 +96,24 @@ def test_who_joins_an_outbound_founder_is_told_what_both_need(tmp_path: Path) ->
         assert took_s < FINAL_S
 
 
+def test_founders_that_cannot_reach_each_other_are_told_what_they_need(tmp_path: Path) -> None:
+    with site(tmp_path, 2, {0: "restricted", 1: "restricted"}) as (lab, run):
+        secret = tmp_path / "secret"
+        secret.write_bytes(
+            subprocess.check_output([sys.executable, "-m", "atoll.peer.cli", "secret"])
+        )
+        peers = ",".join(f"{lab.address(host)}:{NET_PORT}" for host in (0, 1))
+        founding = ("--expect", "2", "--peers", peers, "--secret-file", str(secret))
+        began_s = time.monotonic()
+        for name in "ab":
+            run.start(name, "up", "--run", "demo", *founding)
+        for name in "ab":
+            peer = run.peers[name]
+            said = "neither can reach the other"
+            took_s = after_s(began_s, lambda p=peer, s=said: s in p.text, name, peer)
+            assert took_s < FINAL_S
+
+
 def test_outbound_peers_that_are_left_alone_are_told_what_they_need(tmp_path: Path) -> None:
     with site(tmp_path, 3, {1: "restricted", 2: "restricted"}) as (_, run):
         run.up("a")

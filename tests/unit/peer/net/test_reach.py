@@ -37,12 +37,12 @@ def port_of(node: Node) -> int:
     return int(node.address.rpartition(":")[2])
 
 
-async def members(net: Net, names: str) -> list[Node]:
+async def members(net: Net, names: str, ip: str = "127.0.0.1") -> list[Node]:
     """Members of which the first has a link to every other one."""
     nodes = [net.node(name) for name in names]
-    address = await nodes[0].listen()
+    address = await nodes[0].listen(ip)
     for node in nodes[1:]:
-        await node.listen()
+        await node.listen(ip)
         await node.host.dial(address)
     return nodes
 
@@ -70,6 +70,18 @@ def test_two_others_dial_and_the_asked_member_too(net: Net) -> None:
         assert abs(found.offset_s) < 1.0
         assert 0 < found.rtt_s < 1
         assert asker.host.link_peers() == ()  # it has become no member by that
+
+    net.run(scenario())
+
+
+def test_over_ipv6_it_is_the_same(net: Net) -> None:
+    async def scenario() -> None:
+        a, _ = await members(net, "ab", "::1")
+        asker = net.node("asker")
+        _, port = await asker.host.listen("::1", 0)
+        found = await asker.host.ask_reach(a.id, a.address, port)
+        assert found.observed == "::1"
+        assert [one.outcome for one in found.answers] == [OK, OK]
 
     net.run(scenario())
 
