@@ -30,7 +30,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.cost_model import Cost, Rates, Shape, pairwise_cost, routes_cost
 from atoll.collectives.planning.network_model import Network
 from atoll.collectives.planning.ring_order import best_tour
-from atoll.collectives.planning.shards import butterfly_shards, equal_shards
+from atoll.collectives.planning.shards import butterfly_shards, equal_shards, shared_equally
 from atoll.collectives.schedule.plan import EVERYONE, STREAMS_MAX
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, star, tree
 from atoll.collectives.units import duration, listed, rate
@@ -60,6 +60,8 @@ WINDOW_ROOM: Final = 4
 LOSS_ROOM: Final = 2  # more by what losses leave of them: the formula is a rough one
 LOSSY_STREAMS_MIN: Final = 2  # with BBR: one that stands still after a loss is not the pair's end
 REASONS_MAX: Final = 24
+PAIRS_SHOWN: Final = 4  # without a link, in what people read
+NO_LINK_S: Final = 1e9  # of a step of a ring where no link is: any other tour is taken
 PAIRWISE_NOISE: Final = 1.0  # see ``Shape.noise``: the mean is not encoded again
 
 
@@ -69,8 +71,9 @@ class ReductionTask:
 
     ``bits``: encoded bits per element, scales included. ``chunk_elements``: 0 leaves the size to
     the choice. ``kinds``: what may be chosen from; the butterfly always may. ``bbr``: by
-    participant, whether losses do not slow its streams; empty if they slow all. Raises ConfigError
-    for what cannot be.
+    participant, whether losses do not slow its streams; empty if they slow all. ``apart``: the
+    pairs of participants without a link, in ascending order; nothing may go between them. Raises
+    ConfigError for what cannot be.
     """
 
     elements: int
@@ -81,6 +84,7 @@ class ReductionTask:
     rates: Rates = field(default_factory=Rates)
     streams_max: int = STREAMS_MAX
     bbr: tuple[bool, ...] = ()
+    apart: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.elements < 1 or not 0 < self.bits <= 64:
@@ -96,6 +100,17 @@ class ReductionTask:
 
     def chunks(self, chunk_elements: int) -> int:
         return -(-self.elements // chunk_elements)
+
+    def owners(self, count: int) -> tuple[int, ...]:
+        """Return who of so many participants may own parts: those with a link to each other one.
+
+        Raises ConfigError if that is nobody.
+        """
+        lacking = {peer for pair in self.apart for peer in pair}
+        found = tuple(peer for peer in range(count) if peer not in lacking)
+        if not found:
+            raise ConfigError(f"none of {count} peers has links to all others")
+        return found
 
     def has_bbr(self, peer: int) -> bool:
         return self.bbr[peer] if self.bbr else False
@@ -186,7 +201,8 @@ def choose(network: Network, task: ReductionTask, names: Sequence[str] = ()) -> 
     worth = fastest.cost.seconds < (1 - MARGIN) * butterfly.cost.seconds
     chosen = fastest if worth else butterfly
     streams = _streams(network, task, chosen)
-    said = _explain(network, chosen, names) + _explain_streams(network, task, streams, names)
+    said = _explain(network, task, chosen, names)
+    said += _explain_streams(network, task, streams, names)
     return Choice(
         kind=chosen.kind,
         count=network.count,
@@ -250,40 +266,46 @@ def _candidates(
 ) -> Iterator[_Candidate]:
     n, chunks, nbytes = network.count, task.chunks(size), task.chunk_bytes(size)
     rates = replace(task.rates, sum_bytes=4 * min(size, task.elements))
+    owners = task.owners(n)
     equal = equal_shards(n, chunks)
-    splits = {equal}
+    splits = {equal, shared_equally(n, chunks, owners)}
     if chunks < n:
-        splits.add(tuple(chunks if peer == _middle(network) else 0 for peer in range(n)))
+        splits.add(shared_equally(n, chunks, (_middle(network, owners),)))
 
     def best(
-        shape: Shape,
+        routes: Routes,
         among: set[tuple[int, ...]],
         order: tuple[int, ...] = (),
         arity: int = 0,
-    ) -> _Candidate:
+    ) -> Iterator[_Candidate]:
+        """Yield the fastest of these splits with which nothing goes where no link is."""
+        shape = Shape(routes)
         costs = [
-            (routes_cost(network, shape, shards, nbytes, rates), shards) for shards in sorted(among)
+            (routes_cost(network, shape, shards, nbytes, rates), shards)
+            for shards in sorted(among)
+            if not routes.crosses(task.apart, [peer for peer, own in enumerate(shards) if own])
         ]
-        cost, shards = min(costs, key=lambda entry: entry[0].seconds)
-        return _Candidate(shape.kind, shape, shards, size, cost, order, arity)
+        if costs:
+            cost, shards = min(costs, key=lambda entry: entry[0].seconds)
+            yield _Candidate(shape.kind, shape, shards, size, cost, order, arity)
 
-    everyone = Shape(star(n))
-    yield best(everyone, splits | {butterfly_shards(network, chunks)})
+    everyone = star(n)
+    yield from best(everyone, splits | {butterfly_shards(network, chunks, owners)})
     if "pairwise" in allowed:
         cost = pairwise_cost(network, chunks, nbytes, rates)
-        yield _Candidate("pairwise", everyone, equal, size, cost)
+        yield _Candidate("pairwise", Shape(everyone), equal, size, cost)
     if "ring" in allowed:
         order = best_tour(_step_s(network, task))
-        yield best(Shape(ring(order)), {equal}, order=order)
+        yield from best(ring(order), {equal}, order=order)
     if "hierarchical" in allowed:
-        yield best(Shape(hierarchical(network.sites)), splits)
+        yield from best(hierarchical(network.sites), splits)
     if "tree" in allowed:
         for arity in ARITIES if n <= SEARCH_PEERS_MAX else ARITIES_MANY:
             if arity >= n - 1:
                 continue
-            shape = Shape(tree(n, arity))
-            if task.bits >= WHOLE_BITS_MIN or shape.depth <= DEPTH_COARSE_MAX:
-                yield best(shape, splits, arity=arity)
+            routes = tree(n, arity)
+            if task.bits >= WHOLE_BITS_MIN or Shape(routes).depth <= DEPTH_COARSE_MAX:
+                yield from best(routes, splits, arity=arity)
 
 
 def _step_s(
@@ -295,17 +317,19 @@ def _step_s(
     """
     shard_bytes = task.elements * task.bits / 8 / network.count / (1 - task.rates.overhead)
     steps = shard_bytes / network.alone_bytes_per_s() + network.latency_s
+    for one, other in task.apart:
+        steps[one, other] = steps[other, one] = NO_LINK_S
     return np.asarray(steps, dtype=np.float64)
 
 
-def _middle(network: Network) -> int:
-    """Return the peer that a few bytes reach all others from, and back, soonest.
+def _middle(network: Network, owners: Sequence[int]) -> int:
+    """Return the owner that a few bytes reach all others from, and back, soonest.
 
     Of equal ones it is the fastest.
     """
     farthest = (network.latency_s + network.latency_s.T).max(axis=1)
     slower = np.minimum(network.up, network.down)
-    return min(range(network.count), key=lambda p: (farthest[p], -slower[p], p))
+    return min(owners, key=lambda p: (farthest[p], -slower[p], p))
 
 
 # ---------------------------------------------------------------- streams
@@ -374,7 +398,9 @@ def _streams(
 # ---------------------------------------------------------------- reasons
 
 
-def _explain(network: Network, chosen: _Candidate, names: Sequence[str]) -> list[str]:
+def _explain(
+    network: Network, task: ReductionTask, chosen: _Candidate, names: Sequence[str]
+) -> list[str]:
     cost = chosen.cost
     limit = cost.busiest.format(*names)
     if cost.windows_s > cost.lines_s:
@@ -382,10 +408,24 @@ def _explain(network: Network, chosen: _Candidate, names: Sequence[str]) -> list
     said = [f"{chosen.label}, about {duration(cost.seconds)} per round, limited by {limit}"]
     if chosen.kind == "ring":
         said.append("in the order " + ", ".join(names[peer] for peer in chosen.order))
-    nothing = [name for name, size in zip(names, chosen.shards, strict=True) if not size]
+    owners = task.owners(network.count)
+    if task.apart:
+        said.append(_explain_apart(task, chosen, names))
+    nothing = [names[peer] for peer in owners if not chosen.shards[peer]]
     if nothing and sum(chosen.shards) >= network.count:
         said.append(f"too slow to hand out a part of the result to all others: {listed(nothing)}")
     return said
+
+
+def _explain_apart(task: ReductionTask, chosen: _Candidate, names: Sequence[str]) -> str:
+    """Say which pairs have no link, and who owns the result therefore."""
+    pairs = [f"{names[one]} and {names[other]}" for one, other in task.apart[:PAIRS_SHOWN]]
+    more = len(task.apart) - len(pairs)
+    shown = ", ".join(pairs) + (f" and {more} more pairs" if more else "")
+    if all(chosen.shards):
+        return f"{shown} have no link: nothing goes between them"
+    owners = [name for name, size in zip(names, chosen.shards, strict=True) if size]
+    return f"{shown} have no link: {listed(owners)} own{'' if owners[1:] else 's'} the result"
 
 
 def _details(chosen: _Candidate, found: dict[str, _Candidate]) -> list[str]:

@@ -39,7 +39,7 @@ sites are left out here; the cost model has them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -51,14 +51,18 @@ from atoll.collectives.planning.network_model import Network
 BISECTIONS: Final = 60  # as many as a float64 has bits; the last chunks are given one by one
 
 
-def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
+def butterfly_shards(
+    network: Network, chunks: int, owners: Collection[int] | None = None
+) -> tuple[int, ...]:
     """Return how many of the chunks each participant owns, so that the slowest ends soonest.
 
-    ConfigError for a negative number of chunks.
+    ``owners``: who may own any, in ascending order; None: all. ConfigError for a negative number of
+    chunks.
     """
     n = network.count
-    if n <= 2 or chunks <= 0:
-        return equal_shards(n, chunks)
+    able = range(n) if owners is None else owners
+    if n <= 2 or chunks <= 0 or len(able) == 1:
+        return shared_equally(n, chunks, able)
     rates = np.minimum(network.up, network.down)
     off = np.where(np.eye(n, dtype=np.bool_), np.inf, network.pair)
     paths = np.minimum(off, off.T).min(axis=1)  # the slowest of each one's paths
@@ -70,9 +74,10 @@ def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
         """
         own = np.minimum((level * rates - chunks) / (n - 2), level * paths / 2)
         whole: NDArray[np.int64] = np.maximum(own * (1 - 1e-12), 0).astype(np.int64)
-        return whole
+        return np.where(may_own, whole, 0)
 
-    low = high = water_level(rates.tolist()) * chunks
+    may_own = np.isin(np.arange(n), list(able))
+    low = high = water_level(rates[may_own].tolist(), n) * chunks
     while below(high).sum() < chunks:
         high *= 2
     for _ in range(BISECTIONS):
@@ -85,7 +90,7 @@ def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
         time = max((chunks + (n - 2) * owned) / rates[peer], 2 * owned / paths[peer])
         return float(time), owned, peer
 
-    queue = [entry(peer) for peer in range(n)]
+    queue = [entry(peer) for peer in able]
     heapq.heapify(queue)
     for _ in range(chunks - sum(shards)):
         _, owned, peer = queue[0]
@@ -94,9 +99,11 @@ def butterfly_shards(network: Network, chunks: int) -> tuple[int, ...]:
     return tuple(shards)
 
 
-def water_level(rates: Sequence[float]) -> float:
-    """Return T / B: seconds per encoded byte at which the shares that fit add up to one; n >= 3."""
-    n = len(rates)
+def water_level(rates: Sequence[float], n: int) -> float:
+    """Return T / B: seconds per encoded byte at which the shares that fit add up to one.
+
+    ``rates``: of those of the ``n`` participants, 3 at least, who may own anything.
+    """
     fastest = sorted(rates, reverse=True)
     total, level = 0.0, 0.0
     for count, rate in enumerate(fastest, 1):
@@ -105,6 +112,12 @@ def water_level(rates: Sequence[float]) -> float:
         total += rate
         level = (n - 2 + count) / total
     return level
+
+
+def shared_equally(count: int, chunks: int, owners: Collection[int]) -> tuple[int, ...]:
+    """Return the shards of so many participants, of whom only ``owners`` own any: equal ones."""
+    shards = dict(zip(owners, equal_shards(len(owners), chunks), strict=True))
+    return tuple(shards.get(peer, 0) for peer in range(count))
 
 
 def equal_shards(count: int, chunks: int) -> tuple[int, ...]:

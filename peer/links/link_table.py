@@ -53,8 +53,10 @@ class LinkTable:
         rows = (self._rows.get(peer) for peer in sorted(participants))
         return tuple(row is not None and row.bbr for row in rows)
 
-    def gaps(self, participants: Collection[bytes]) -> int:
+    def gaps(self, participants: Collection[bytes], apart: Collection[tuple[int, int]] = ()) -> int:
         """Count the ways, from each to each other, of which the rate or the round trip is unknown.
+
+        ``apart``: pairs without a link, as positions in ascending order of peer id; no way there.
 
         A rate is known where somebody has measured it, and where it is known what leaves the one
         end and what enters the other; ways within one machine say nothing of that. A round trip is
@@ -72,12 +74,14 @@ class LinkTable:
         remote = {way for way in measured_ways if self.out(*way) != LOCAL_BYTES_PER_S}
         leaving = {peer for peer, _ in remote} | {p for p, row in rows.items() if row.up}
         entering = {peer for _, peer in remote} | {p for p, row in rows.items() if row.down}
+        order = sorted(everyone)
+        nowhere = {way for n, m in apart for way in ((order[n], order[m]), (order[m], order[n]))}
         return sum(
             (one, other) not in trips
             or ((one, other) not in measured_ways and not (one in leaving and other in entering))
             for one in everyone
             for other in everyone
-            if one != other
+            if one != other and (one, other) not in nowhere
         )
 
     def network(self, participants: Sequence[bytes]) -> Network:

@@ -117,10 +117,13 @@ class LinkMonitor:
             found["loss"] = round(link.loss, 6)
         return found
 
-    def gaps(self, participants: Collection[bytes]) -> int:
-        """Count the ways between these of which this peer knows no rate, or no round trip."""
+    def gaps(self, participants: Collection[bytes], apart: Collection[tuple[int, int]] = ()) -> int:
+        """Count the ways between these of which this peer knows no rate, or no round trip.
+
+        ``apart``: pairs without a link, as positions in ascending order of peer id.
+        """
         self._table.put(self._me, self._row(self._loop.time()))
-        return self._table.gaps(participants)
+        return self._table.gaps(participants, apart)
 
     def network(self, participants: Collection[bytes]) -> Network:
         """Return the links between these, in ascending order of peer id, as this peer knows them.
@@ -165,8 +168,9 @@ class LinkMonitor:
             pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
         self._own.handle(list(traffic.out.values()), list(traffic.into.values()), now_s)
         # Where the system counts nothing a probe would show nothing.
+        linked = self._daemon.link_peers() if self._readings else ()
         remote = {
-            p: e for p, e in self._pairs.items() if self._readings and not self._daemon.is_local(p)
+            p: e for p, e in self._pairs.items() if p in linked and not self._daemon.is_local(p)
         }
         self._prober.look(remote, traffic, now_s)
         if view is not None and now_s - self._looked_s >= ROW_LOOK_S:

@@ -35,6 +35,7 @@ from atoll.optim.run_spec import CARRIED
 from atoll.peer.daemon.ports import PlannerPort
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Advised, Layout
+from atoll.peer.membership.messages import STEP
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.attempt_run import Replica
@@ -77,7 +78,7 @@ class PlannedStreams(Protocol):
 class MeasuredLinks(Protocol):
     """Tell what is measured of the links between peers (peer/links/monitor.py)."""
 
-    def gaps(self, participants: Collection[bytes]) -> int: ...
+    def gaps(self, participants: Collection[bytes], apart: Collection[tuple[int, int]]) -> int: ...
 
     def network(self, participants: Collection[bytes]) -> Network: ...
 
@@ -114,18 +115,19 @@ class Planner:
 
     async def look(self) -> None:
         """Make a plan if there is none that suits, and this peer is to make it."""
-        node, state, participants = self._node, self._replica.state, self._training()
+        node, state, (participants, apart) = self._node, self._replica.state, self._training()
         plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
         if node.view is None or state is None or not plannable or len(participants) < 2:
             self._made_for, self._gaps_s = (), float("inf")
             return
         now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))
-        made_for = (node.view.lineage, node.view.number, participants, grid, codec)
+        made_for = (node.view.lineage, node.view.number, participants, apart, grid, codec)
         same = made_for == self._made_for
         if same and now_s - self._made_s < REPLAN_S:
             return
-        gaps = self._links.gaps(participants)
-        if self._waits(gaps, len(participants), now_s, same=same):
+        gaps = self._links.gaps(participants, apart)
+        ways = len(participants) * (len(participants) - 1) - 2 * len(apart)
+        if self._waits(gaps, ways, now_s, same=same):
             return  # rounds are butterflies of equal shares, or go on as planned before
         network = self._links.network(participants)
         if same and self._network is not None and not differs(self._network, network):
@@ -133,21 +135,20 @@ class Planner:
         bbr = self._links.bbr(participants)
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
         plan = await asyncio.to_thread(
-            plan_rounds, participants, network, grid, codec, bbr, kinds=kinds
+            plan_rounds, participants, network, grid, codec, bbr, kinds=kinds, apart=apart
         )
-        if self._training() != participants:
+        if self._training() != (participants, apart):
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
         self._publish(plan)
         if gaps and not self._said_gaps:
-            ways = len(participants) * (len(participants) - 1)
             self._daemon.note(
                 "plan", f"{gaps} of {ways} links are not measured yet: the plan guesses their rates"
             )
         self._said_gaps = gaps > 0
 
-    def _waits(self, gaps: int, count: int, now_s: float, *, same: bool) -> bool:
-        """Return whether a plan must wait, because ways between these ``count`` peers are unknown.
+    def _waits(self, gaps: int, ways: int, now_s: float, *, same: bool) -> bool:
+        """Return whether a plan must wait, because so many of the ``ways`` are unknown.
 
         The time runs from the first gap on, whoever comes meanwhile: else one joiner after the
         other would keep all the others waiting. ``same``: there is a plan for these.
@@ -155,19 +156,21 @@ class Planner:
         self._gaps_s = min(self._gaps_s, now_s) if gaps else float("inf")
         if not gaps:
             return False
-        is_blind = gaps == count * (count - 1)  # a plan of guesses alone is none
+        is_blind = gaps == ways  # a plan of guesses alone is none
         just_made = same and now_s - self._made_s < GAPS_WAIT_S
         return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
 
-    def _training(self) -> tuple[bytes, ...]:
+    def _training(self) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
         """Return who will take part in the next round, in ascending order of peer id.
 
-        That is nobody where another peer coordinates.
+        Beside it, the pairs of them without a link. That is nobody where another peer coordinates.
         """
         lead = self._node.coordinator
         if lead is None:
-            return ()
-        return tuple(sorted(lead.roster.attached(lead.roster.alive(self._node.now_s))))
+            return (), ()
+        attached = tuple(sorted(lead.roster.attached(lead.roster.alive(self._node.now_s))))
+        peers = lead.eligibility.with_links(STEP, attached)
+        return peers, lead.roster.links.apart(peers)
 
     def _publish(self, plan: RoundPlan) -> None:
         self._daemon.feed(plan.advice)
@@ -246,11 +249,12 @@ def plan_rounds(
     bbr: tuple[bool, ...] = (),
     *,
     kinds: tuple[str, ...] = KINDS,
+    apart: tuple[tuple[int, int], ...] = (),
 ) -> RoundPlan:
     """Plan rounds of these participants over a vector of this grid. May take seconds for very many.
 
     They are in ascending order of peer id, as ``network`` has them. ``codec`` is that of the
-    result. ``bbr``, ``kinds``: see Task.
+    result. ``bbr``, ``kinds``, ``apart``: see ReductionTask.
 
     The cost model knows one size of chunks: the mean of a part's and a result's, so that each line
     carries the right sum of both, of equal shares.
@@ -258,7 +262,9 @@ def plan_rounds(
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
     result_bytes = codec.encoded_bytes(grid.total)
     bits = 8 * (part_bytes + result_bytes) / 2 / grid.total
-    task = ReductionTask(grid.total, bits, chunk_elements=grid.chunk_elements, kinds=kinds, bbr=bbr)
+    task = ReductionTask(
+        grid.total, bits, chunk_elements=grid.chunk_elements, kinds=kinds, bbr=bbr, apart=apart
+    )
     choice = choose(network, task, tuple(map(short, participants)))
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
@@ -268,7 +274,11 @@ def plan_rounds(
     streams = {(source, target): count for source, target, count in choice.streams}
     told = {}
     for source, peer in enumerate(participants):
-        others = [target for target in range(len(participants)) if target != source]
+        others = [
+            target
+            for target in range(len(participants))
+            if target != source and (min(source, target), max(source, target)) not in apart
+        ]
         lossy = tuple(_is_lossy(network, source, n, float(pace[source, n])) for n in others)
         told[peer] = StreamPlan(
             peers=tuple(participants[target] for target in others),
@@ -279,7 +289,8 @@ def plan_rounds(
             ),
             lossy=lossy,
         )
-    advice = Advised(tuple(participants), layout, butterfly_shards(network, FINE_PARTS))
+    fine = butterfly_shards(network, FINE_PARTS, task.owners(network.count))
+    advice = Advised(tuple(participants), layout, fine)
     return RoundPlan(advice, told, choice)
 
 

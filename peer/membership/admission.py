@@ -12,7 +12,7 @@ that the old voters alone stay a quorum. An archive is a joiner that never enter
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from atoll.collectives.units import duration
@@ -299,14 +299,21 @@ class Admission:
 
     # ------------------------------------------------------------ the next view
 
-    def next_view(self, alive: set[bytes], now_s: float, *, admit: bool = True) -> View | None:
+    def next_view(
+        self,
+        alive: set[bytes],
+        now_s: float,
+        *,
+        admit: bool = True,
+        spared: Collection[bytes] = (),
+    ) -> View | None:
         """Return the view that membership asks for, or None if the present one will do.
 
-        None as well while nobody can take over.
+        None as well while nobody can take over. ``spared``: who is not voted out for its silence.
         """
         bans = self._own.bans.due(self.view, alive)
         out = {ban.peer for ban in (*self.view.banned, *bans)}
-        gone = self._roster.removable(now_s) | self.leaving | out
+        gone = self._roster.removable(now_s).difference(spared) | self.leaving | out
         back = {p for p, x in self.joiners.items() if self._is_newer(x.member)}
         kept = [
             m

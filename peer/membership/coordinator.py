@@ -45,6 +45,7 @@ from atoll.peer.membership.messages import (
 )
 from atoll.peer.membership.participation import Barrier, Eligibility, choose, opening
 from atoll.peer.membership.roster import Roster
+from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
 from atoll.peer.rounds.entries import INIT, OPERATIONS, REDUCE, STEP, EntryOrigin, fragment_of
@@ -77,6 +78,7 @@ class Coordinator:
         self.roster = Roster(view, me, timing, now_s)
         self.eligibility = Eligibility(view, follower, self.roster, emit)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
+        self.succession = Succession(view, me, self.roster, timing, emit)
         self.offers: dict[bytes, bytes] = {}
         self.advice: Advised | None = None  # how rounds would go fastest
         self.attempts: dict[int, Attempt] = {}  # by round
@@ -97,6 +99,7 @@ class Coordinator:
         """Go on with what this peer knew as the coordinator of the view before."""
         peers = self.view.peers
         self.admission.take_over(before.admission)
+        self.succession.take_over(before.succession)
         self.eligibility.flaky_peers.take_over(before.eligibility.flaky_peers, peers)
         self.barrier.take_over(before.barrier, peers)
         self._apart = before._apart
@@ -412,7 +415,11 @@ class Coordinator:
                 self.propose(proposal, now_s)
             return
         self.without_base_since_s = None
-        proposal = self.admission.next_view(alive, now_s, admit=not self.halted)
+        position = (self._own.round, self._own.chain)
+        if (better := self.succession.successor(alive, position, now_s)) is not None:
+            self.admission.successor = better
+        spared = self.succession.spared(alive)
+        proposal = self.admission.next_view(alive, now_s, admit=not self.halted, spared=spared)
         if proposal is not None:
             if not self.busy:
                 self.propose(proposal, now_s)

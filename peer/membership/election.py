@@ -15,8 +15,8 @@ only those who are certainly gone, because their addresses refuse connections or
 has called, and those who have been silent for the removal time: the lost coordinator since it was
 heard last, others since they were asked first, if their links are down too. (Members say nothing
 to each other while they have a coordinator, and one that hears it does not answer a candidate:
-where a link is up, silence means nothing.) The new coordinator counts who has been silent
-as dead from the start, so that no round waits for it.
+where a link is up, silence means nothing. Nor does it where there was none before.) The new
+coordinator counts who has been silent as dead from the start, so that no round waits for it.
 
 Without a quorum a candidate waits, unless the policy in force lets whoever is left go on: then
 after the fork wait, or at once when the address of everybody missing refuses the connection, the
@@ -257,6 +257,8 @@ class Election(Electorate):
         rank = order.index(me) if me in order else len(order)
         if self._own.unsynced:
             rank += len(order)  # it would first have to catch up: after those who need not
+        if here.outbound:
+            rank += len(order)  # some may have no link to it: after those who can be dialled
         if here.now_s - self.lost_since_s < rank * here.timing.stagger_s:
             return None
         how = "is gone" if refused else f"has been silent for {duration(silent_s)}"
@@ -332,13 +334,17 @@ class Election(Electorate):
 
     def silences_s(self) -> dict[bytes, float]:
         """Return since when those voters have been silent whose silence means something."""
-        asked_s, coordinator = self._asked_since_s, self.view.coordinator
-        if asked_s is None or self._without_since_s is None:
+        here, coordinator = self._here, self.view.coordinator
+        asked_s, lost_s = self._asked_since_s, self._without_since_s
+        if asked_s is None or lost_s is None:
             return {}
-        away = {*self.view.peers} - self._here.linked - {self._here.me.peer, coordinator}
+        away = {*self.view.peers} - here.linked - {here.me.peer, coordinator}
+        # Whoever had no link here before all that may have lost nothing (link_graph.py).
+        before_s = lost_s - here.timing.linking_s
+        away = {peer for peer in away if here.unlinked_s(peer) > before_s}
         silent_s = {peer: self._answered_s.get(peer, asked_s) for peer in away}
-        if coordinator != self._here.me.peer:
-            silent_s[coordinator] = self._without_since_s
+        if coordinator != here.me.peer:
+            silent_s[coordinator] = lost_s
         return silent_s
 
     def probe_missing(self, heard: set[bytes]) -> None:

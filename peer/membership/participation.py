@@ -257,35 +257,38 @@ class Eligibility:
         return self.is_enough(number, kind, self.weights(linked, kind, fragment, None))
 
     def linked(self, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Return those of ``chosen`` who can do such a round together with the links they have.
-
-        Somebody who may own the result has to have a link to all (link_graph.py). In an audited
-        round each has to have one to each: statements and opened parts go from anybody to anybody.
-        The log says once who is left out.
-        """
-        links, audited = self._roster.links, kind == STEP and self.terms.audited
-        self.left_out = ""
-        if links.is_complete or kind in (INIT, GATHER):
-            return chosen
-        if audited:
-            lacking = {peer: links.unlinked(peer, chosen) for peer in chosen}
-            out = vertex_cover(lacking, self._roster.me)
-            staying = tuple(peer for peer in chosen if peer not in out)
-        else:
-            able = tuple(compress(chosen, self.owners(chosen, kind)))
-            staying = links.with_owner(chosen, able, self._roster.me)
-        out = {*chosen}.difference(staying)
-        if out:
-            needs = "links between all in an audited round" if audited else "a peer linked to all"
-            self.left_out = (
-                f"{_names(out)} cannot take part: it takes {needs}, and"
-                f" {shown_apart(links, chosen)}; open a port at one of them, for without one it"
-                " takes a relay, which atoll does not have yet"
-            )
+        """Return those of ``chosen`` who can do such a round together; say once who is left out."""
+        staying = self.with_links(kind, chosen)
+        out, links = {*chosen}.difference(staying), self._roster.links
+        audited = kind == STEP and self.terms.audited
+        needs = "links between all in an audited round" if audited else "a peer linked to all"
+        self.left_out = (
+            f"{_names(out)} cannot take part: it takes {needs}, and {shown_apart(links, chosen)};"
+            " open a port at one of them, for without one it takes a relay, which atoll does not"
+            " have yet"
+            if out
+            else ""
+        )
         if self.left_out and self.left_out != self._noted_out:
             self._emit(Note("links", self.left_out))
         self._noted_out = self.left_out or self._noted_out
         return staying
+
+    def with_links(self, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """Return those of ``chosen`` who can do such a round with the links that they have.
+
+        Somebody who may own the result has to have a link to all (link_graph.py). In an audited
+        round each has to have one to each: statements and opened parts go from anybody to anybody.
+        """
+        links = self._roster.links
+        if links.is_complete or kind in (INIT, GATHER):
+            return chosen
+        if kind == STEP and self.terms.audited:
+            lacking = {peer: links.unlinked(peer, chosen) for peer in chosen}
+            out = vertex_cover(lacking, self._roster.me)
+            return tuple(peer for peer in chosen if peer not in out)
+        able = tuple(compress(chosen, self.owners(chosen, kind)))
+        return links.with_owner(chosen, able, self._roster.me)
 
     def may_go_on(
         self, number: int, kind: str, chosen: Sequence[bytes], begin: Begin, alive: set[bytes]

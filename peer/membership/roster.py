@@ -47,6 +47,11 @@ class Roster:
         if self.view.member(peer) is not None:
             self._refused.add(peer)
 
+    @property
+    def gone(self) -> set[bytes]:
+        """Return the members whose life has certainly ended."""
+        return self._refused
+
     # ------------------------------------------------------------ life and death
 
     def silent_since(self, peer: bytes, since_s: float) -> None:

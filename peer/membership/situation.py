@@ -56,6 +56,10 @@ class Situation:
         wait_s = 0.0 if self.outbound else self.timing.linking_s
         return tuple(n for n, peer in without if now_s - self._unlinked_s[peer] >= wait_s)
 
+    def unlinked_s(self, peer: bytes) -> float:
+        """Return since when this peer has had no link to a member; now if it has one."""
+        return self._unlinked_s.get(peer, self.now_s)
+
     # ------------------------------------------------------------ effects
 
     def emit(self, effect: Effect) -> None:

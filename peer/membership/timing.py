@@ -30,6 +30,8 @@ class Timing:
     ballot_retry_s: float = 1.5  # a ballot that got no quorum starts again, with +-30 % jitter
     remove_s: float = 8.0  # a dead member is voted out lazily: it may be back
     remove_eager_s: float = 2.5  # ... but sooner when one more loss would cost the quorum
+    better_s: float = 60.0  # somebody has more links than the coordinator: each change is a view
+    cut_off_s: float = 10.0  # ... and reaches somebody who takes no part for want of a link
     lost_s: float = 5.0  # nobody alive holds the base: how long to hope
     join_retry_s: float = 0.5  # a joiner repeats JOIN: views and coordinators change under it
     joiner_stall_s: float = 60.0  # a joiner without progress makes room: a donor that reduces may

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -260,3 +261,68 @@ def test_impossible_tasks_are_refused() -> None:
     for task in ({"elements": 0}, {"bits": 0}, {"chunk_elements": 2**30}, {"kinds": ("star",)}):
         with pytest.raises(ConfigError):
             ReductionTask(**{"elements": 10, "bits": 32, **task})  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- pairs without a link
+
+
+def crossed(choice: Choice, *apart: tuple[int, int]) -> bool:
+    owners = [peer for peer, size in enumerate(choice.shards) if size]
+    return choice.kind != "pairwise" and choice.routes().crosses(apart, owners)
+
+
+def test_who_lacks_a_link_owns_nothing_and_the_reasons_say_so() -> None:
+    task = replace(FLOAT32, apart=((1, 2),), kinds=("butterfly",))
+    choice = choose(uniform(4, MBIT_100, 0.025), task, "abcd")
+    assert choice.kind == "butterfly"
+    assert choice.shards[1] == choice.shards[2] == 0
+    assert choice.shards[0] == choice.shards[3]
+    assert "b and c have no link: a and d own the result" in choice.reasons
+    assert not any("too slow" in reason for reason in choice.reasons)
+    # Two owners of four: twice the vector crosses each of their links, and not one and a half.
+    assert choice.predicted_s == pytest.approx(2 * 2**26 / 0.96 / MBIT_100, rel=0.05)
+
+
+def test_the_only_one_with_all_links_owns_everything() -> None:
+    apart = ((1, 2), (1, 3), (2, 3))
+    choice = choose(uniform(4, MBIT_100, 0.025), replace(FLOAT32, apart=apart), "abcd")
+    assert choice.shards[1:] == (0, 0, 0)
+    assert "a owns the result" in "; ".join(choice.reasons)
+    assert choice.predicted_s == pytest.approx(3 * 2**26 / 0.96 / MBIT_100, rel=0.05)
+    with pytest.raises(ConfigError, match="none of 3 peers"):
+        choose(uniform(3, MBIT_100, 0.025), replace(FLOAT32, apart=((0, 1), (0, 2))))
+
+
+def test_shapes_are_taken_where_each_of_their_edges_is_a_link() -> None:
+    """A ring leads round the missing link, and then nobody carries more than with all links."""
+    four = choose(uniform(4, MBIT_100, 0.025), replace(FLOAT32, apart=((1, 2),)), "abcd")
+    assert four.kind == "ring"
+    assert not crossed(four, (1, 2))
+    assert four.predicted_s == pytest.approx(1.5 * 2**26 / 0.96 / MBIT_100, rel=0.1)
+    assert "b and c have no link: nothing goes between them" in four.reasons
+    ring = choose(bad_paths(), replace(FLOAT32, apart=((0, 3),)))
+    assert ring.kind == "ring"
+    assert not crossed(ring, (0, 3))
+    assert all(ring.shards)
+    plain = choose(sited(), INT8)
+    assert plain.kind == "hierarchical"
+    within = choose(sited(), replace(INT8, apart=((0, 1),)))
+    assert not crossed(within, (0, 1))
+
+
+@settings(max_examples=40)
+@given(
+    n=st.integers(3, 7),
+    lacking=st.sets(st.tuples(st.integers(1, 6), st.integers(1, 6)), max_size=6),
+    bits=st.sampled_from([4.5, 8.125, 32.0]),
+    latency_s=st.sampled_from([0.001, 0.05]),
+)
+def test_nothing_goes_where_no_link_is(
+    n: int, lacking: set[tuple[int, int]], bits: float, latency_s: float
+) -> None:
+    apart = tuple(sorted({(min(p), max(p)) for p in lacking if p[0] != p[1] and max(p) < n}))
+    task = ReductionTask(ELEMENTS, bits, apart=apart)
+    choice = choose(uniform(n, MBIT_100, latency_s), task)
+    assert sum(choice.shards) > 0
+    assert not crossed(choice, *apart)
+    assert not {(s, t) for s, t, _ in choice.streams if (min(s, t), max(s, t)) in apart}

@@ -220,3 +220,19 @@ def test_nothing_costs_nothing_and_misfits_are_refused() -> None:
             routes_cost(uniform(3, 1e6, 0), Shape(star(3)), shards, CHUNK, RATES)
     with pytest.raises(ConfigError):
         Rates(overhead=1.0)
+
+
+@pytest.mark.parametrize("latency_s", [0.001, 0.025, 0.05])
+@pytest.mark.parametrize("shards", [(16, 0, 0, 0), (8, 8, 0, 0), (32, 0, 0, 0, 0, 0), (5, 6, 5, 0)])
+def test_some_own_everything_because_others_have_no_links(
+    shards: tuple[int, ...], latency_s: float
+) -> None:
+    """One owner of four: its link carries six times the vector, and is the limit."""
+    n = len(shards)
+    network = uniform(n, MBIT_100, latency_s)
+    assert abs(error(network, star(n), shards)) < 0.10
+    if shards.count(0) == n - 1:
+        cost = routes_cost(network, Shape(star(n)), shards, CHUNK, RATES)
+        wire = sum(shards) * CHUNK / (1 - RATES.overhead)
+        assert cost.lines_s == pytest.approx((n - 1) * wire / MBIT_100, rel=0.05)
+        assert "{0}" in cost.busiest

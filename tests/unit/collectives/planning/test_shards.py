@@ -55,7 +55,7 @@ def test_no_split_of_the_chunks_is_faster(up: list[int], data: st.DataObject, ch
 def test_one_of_four_at_20_mbit_owns_nothing_and_no_split_is_faster() -> None:
     """The worked example of the module; rates in chunks per second."""
     network = network_of([1e8, 1e8, 1e8, 2e7], [1e8, 1e8, 1e8, 2e7])
-    assert water_level([1e8, 1e8, 1e8, 2e7]) == pytest.approx(5 / 3e8)
+    assert water_level([1e8, 1e8, 1e8, 2e7], 4) == pytest.approx(5 / 3e8)
     shards = butterfly_shards(network, 12)
     assert shards == (4, 4, 4, 0)
     every = {split: times(network, split) for split in splits(12, 4)}
@@ -102,7 +102,7 @@ def test_the_ends_of_a_slow_path_own_little() -> None:
 
 @given(st.lists(st.floats(1e3, 1e11), min_size=3, max_size=60))
 def test_shares_under_the_water_add_up_to_one(found: list[float]) -> None:
-    level, n = water_level(found), len(found)
+    level, n = water_level(found, len(found)), len(found)
     assert math.fsum(max(0.0, (level * r - 1) / (n - 2)) for r in found) == pytest.approx(1)
 
 
@@ -120,3 +120,19 @@ def test_impossible_splits_are_refused() -> None:
         equal_shards(0, 3)
     with pytest.raises(ConfigError):
         butterfly_shards(network_of([1e6] * 3, [1e6] * 3), -1)
+
+
+@settings(max_examples=50)
+@given(rates=rates, data=st.data(), chunks=st.integers(1, 7))
+def test_of_some_owners_no_split_is_faster(
+    rates: list[int], data: st.DataObject, chunks: int
+) -> None:
+    n = len(rates)
+    owners = data.draw(st.lists(st.integers(0, n - 1), min_size=1, unique=True).map(sorted))
+    network = network_of([rate * 1e5 for rate in rates], [rate * 1e5 for rate in rates])
+    shards = butterfly_shards(network, chunks, owners)
+    assert sum(shards) == chunks
+    assert all(not shards[peer] for peer in range(n) if peer not in owners)
+    allowed = [s for s in splits(chunks, n) if not any(s[p] for p in range(n) if p not in owners)]
+    best = min(times(network, split)[0] for split in allowed)
+    assert times(network, shards)[0] == pytest.approx(best)

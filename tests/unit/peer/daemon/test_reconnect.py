@@ -50,6 +50,11 @@ class Dials:
         self.answers[address].set_exception(error)
 
 
+class NobodyOutbound(frozenset[bytes]):
+    def address_of(self, peer: bytes, advertised: str) -> str:
+        return advertised
+
+
 async def patiently(
     scenario: Callable[[Dials, Reconnector], Awaitable[None]],
 ) -> None:
@@ -61,7 +66,7 @@ async def patiently(
 
     host, streams = cast(ConnectionManager, dials), cast(Streams, SimpleNamespace())
     port = SimpleNamespace(spawn=spawn, dial_failed=lambda error: None)
-    keeper = Reconnector(host, streams, port)
+    keeper = Reconnector(host, streams, NobodyOutbound(), port)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await scenario(dials, keeper)

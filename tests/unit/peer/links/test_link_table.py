@@ -84,6 +84,7 @@ def test_a_way_is_known_by_its_rate_and_its_round_trip() -> None:
     picture.put(A, row(A, rtt_s=(None, 0.02)))
     assert picture.gaps(PEERS) == picture.gaps([A, B]) == 2
     assert LinkTable().gaps(PEERS) == 6
+    assert LinkTable().gaps(PEERS, ((0, 2),)) == 4, "there is no way where no link is"
 
 
 def test_a_way_is_known_by_what_its_ends_have() -> None:

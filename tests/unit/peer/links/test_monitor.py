@@ -44,6 +44,7 @@ class Site:
     def __init__(self, me: bytes, *, probes: bool = True) -> None:
         self.me = me
         self.local = False  # although everything here is
+        self.unlinked: set[bytes] = set()
         self.out: dict[bytes, DataStream] = {}
         self.into: dict[bytes, DataStream] = {}
         self.begins: list[Begin] = []
@@ -60,6 +61,7 @@ class Site:
             daemon=SimpleNamespace(
                 tcp_info=lambda peer: self.control.tcp_info() if self.control is not None else b"",
                 is_local=lambda peer: self.local,
+                link_peers=lambda: [peer for peer in (A, B, C) if peer not in self.unlinked],
                 send=self.send,
                 view=lambda: self.view,
                 begins=lambda: self.begins,
@@ -317,6 +319,16 @@ def test_without_the_kernels_counters_nothing_is_probed(monkeypatch: pytest.Monk
             await asyncio.sleep(0.5)
             assert not a.said(AskProbe)
             assert a.monitor.status(B) == {}
+
+    scenario(play)
+
+
+def test_who_has_no_link_is_not_probed() -> None:
+    async def play(a: Site, b: Site) -> None:
+        a.unlinked = {B}
+        async with running(a, b):
+            await eventually(lambda: b.said(AskProbe))
+            assert not a.said(AskProbe)
 
     scenario(play)
 

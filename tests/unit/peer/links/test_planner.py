@@ -19,6 +19,7 @@ from atoll.optim.run_spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.links import planner as module
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.planner import Planner, RoundPlan
+from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import Advised
 from atoll.peer.rounds.state import ReplicatedState
 
@@ -65,8 +66,8 @@ class Site:
         self.paces[peer] = bytes_per_s
         self.lossy[peer] = lossy
 
-    def gaps(self, participants: Collection[bytes]) -> int:
-        return min(self.unknown, ways(len(participants)))
+    def gaps(self, participants: Collection[bytes], apart: Collection[tuple[int, int]]) -> int:
+        return min(self.unknown, ways(len(participants)) - 2 * len(apart))
 
     def network(self, participants: Collection[bytes]) -> Network:
         count = len(participants)
@@ -258,9 +259,9 @@ def test_a_method_that_needs_a_butterfly_gets_nothing_else(
     asked: list[tuple[Decoder, tuple[str, ...]]] = []
     plan_rounds = module.plan_rounds
 
-    def noted(*given: Any, kinds: tuple[str, ...]) -> RoundPlan:
+    def noted(*given: Any, kinds: tuple[str, ...], **options: Any) -> RoundPlan:
         asked.append((given[3], kinds))
-        return plan_rounds(*given, kinds=kinds)
+        return plan_rounds(*given, kinds=kinds, **options)
 
     monkeypatch.setattr(module, "plan_rounds", noted)
 
@@ -292,5 +293,26 @@ def test_only_the_coordinator_is_obeyed_and_about_members_only() -> None:
         b.planner.on_message(a.peer, plan)
         assert (b.paces, b.stripes) == ({c.peer: 1e6}, {c.peer: 4})
         assert b.lossy == {c.peer: True}
+
+    scenario(play)
+
+
+def test_a_plan_is_made_for_the_links_that_there_are() -> None:
+    """Who lacks a link is known by heartbeats; what nobody can measure is not waited for."""
+
+    async def play(cluster: Cluster, sites: list[Site]) -> None:
+        lead, planner = sites[0], sites[0].planner
+        await planner.look()
+        assert all(lead.advised[-1].layout.shares)
+        b, c = peer_id("b"), peer_id("c")
+        cluster.unlinkable.add(frozenset((b, c)))
+        for here, there in (("b", c), ("c", b)):
+            cluster.give(here, ev.LinkDown(there, "reset"))
+        cluster.run(cluster.timing.linking_s + 1.0)
+        await planner.look()
+        assert len(lead.advised) == 2, "at once: it is another network"
+        layout = lead.advised[-1].layout
+        assert [share > 0 for share in layout.shares] == [True, False, False]
+        assert "have no link: " in layout.why
 
     scenario(play)

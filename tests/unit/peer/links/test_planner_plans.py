@@ -187,3 +187,15 @@ def test_small_changes_are_not_worth_another_plan() -> None:
         wide(100, 100),
     ):
         assert differs(before, other)
+
+
+def test_nobody_is_told_of_streams_to_whom_it_has_no_link() -> None:
+    network = wide(100, 100, 100, 100)
+    plan = plan_rounds(PEERS, network, GRID, FLOAT, kinds=("butterfly",), apart=((1, 2),))
+    layout, advice = plan.advice.layout, plan.advice
+    assert layout.shares[1] == layout.shares[2] == advice.shares[1] == advice.shares[2] == 0
+    assert "have no link: " in layout.why
+    for one, other in ((1, 2), (2, 1)):
+        assert PEERS[other] not in plan.told[PEERS[one]].peers
+        assert set(plan.told[PEERS[one]].peers) == {PEERS[0], PEERS[3]}
+    assert not layout.crosses(((1, 2),))

@@ -1,0 +1,95 @@
+"""Hand a view over to a member that reaches more of the others than its coordinator does.
+
+Theory. Any member can coordinate that has links to a quorum; who can only dial out stands later in
+elections, but nobody is barred: who is reachable may be asleep, or behind. Two things speak for
+another coordinator afterwards. A member without a link to the coordinator takes part in nothing,
+although it lives and others have links to it. And whoever joins has to reach the coordinator, which
+it cannot if that can only dial out itself. So the view is handed over, at a boundary, to whoever
+reaches more members, or as many and can be dialled. It has to be so for a while, a shorter one
+while a member is cut off: links break and are back, and each change costs a view.
+
+Until then a member that only the coordinator has no link to is not voted out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from atoll.collectives.units import duration
+from atoll.peer.membership.events import Effect, Note
+from atoll.peer.membership.roster import Roster
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import View, short
+
+
+class Succession:
+    """Watch, as the coordinator, whether another member would reach more of the others."""
+
+    def __init__(
+        self, view: View, me: bytes, roster: Roster, timing: Timing, emit: Callable[[Effect], None]
+    ) -> None:
+        self._view, self._me, self._roster = view, me, roster
+        self._timing, self._emit = timing, emit
+        self._since_s: float | None = None  # since when somebody is better placed ...
+        self._cut_off_s: float | None = None  # ... and reaches a member that this peer does not
+
+    def take_over(self, before: Succession) -> None:
+        """Go on with what this coordinator knew in the view before."""
+        self._since_s, self._cut_off_s = before._since_s, before._cut_off_s
+
+    def successor(
+        self, alive: Collection[bytes], position: tuple[int, bytes], now_s: float
+    ) -> bytes | None:
+        """Return whom to hand over to, if somebody has been better placed for long enough.
+
+        ``position``: the round and the chain of our state; a witness need not have it.
+        """
+        better, spared, timing = self._better(alive), self.spared(alive), self._timing
+        self._since_s = (self._since_s or now_s) if better else None
+        self._cut_off_s = (self._cut_off_s or now_s) if spared else None
+        long = self._since_s is not None and now_s - self._since_s >= timing.better_s
+        cut_off = self._cut_off_s is not None and now_s - self._cut_off_s >= timing.cut_off_s
+        if not long and not cut_off:
+            return None
+        holders = {*self._roster.has_synced(*position), *self._view.witnesses}
+        able = [peer for peer in better if peer in holders]
+        if not able:
+            return None
+        chosen = max(able, key=lambda peer: (self._reach(peer), peer in self._view.replicas))
+        waited_s = timing.cut_off_s if cut_off else timing.better_s
+        text = f"{self._why(chosen)} for {duration(waited_s)}: it takes over"
+        self._emit(Note("hand-over", text, chosen))
+        self._since_s = self._cut_off_s = None
+        return chosen
+
+    def spared(self, alive: Collection[bytes]) -> set[bytes]:
+        """Return the silent members that live, as far as others can tell who would reach them."""
+        mine = self._lacking(self._me)
+        if not mine:
+            return set()
+        reached = (mine - self._lacking(peer) for peer in self._better(alive))
+        return set().union(*reached) - {*alive} - self._roster.gone
+
+    def _better(self, alive: Collection[bytes]) -> list[bytes]:
+        """Return the living members that reach more than this peer, in the order of the view."""
+        mine = self._reach(self._me)
+        if mine >= (0, True):
+            return []  # nobody can be better placed
+        heard = self._roster.heartbeats
+        others = (peer for peer in self._view.peers if peer in alive and peer in heard)
+        return [peer for peer in others if self._reach(peer) > mine]
+
+    def _reach(self, peer: bytes) -> tuple[int, bool]:
+        """Return what speaks for a member: first that it lacks few links."""
+        beat = self._roster.heartbeats.get(peer)
+        return (-len(beat.unlinked), not beat.outbound) if beat is not None else (0, True)
+
+    def _lacking(self, peer: bytes) -> set[bytes]:
+        beat, peers = self._roster.heartbeats.get(peer), self._view.peers
+        return {peers[n] for n in beat.unlinked if n < len(peers)} if beat is not None else set()
+
+    def _why(self, chosen: bytes) -> str:
+        here, there = len(self._lacking(self._me)), len(self._lacking(chosen))
+        if there < here:
+            return f"{short(chosen)} has had links to {here - there} more members than this peer"
+        return f"{short(chosen)} can be dialled, as this peer could not be"

@@ -1,0 +1,267 @@
+"""Runs in which some pairs of members have no link: who can only dial out trains all the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.cluster import Cluster, peer_id
+from harness.faults import busy_with
+
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.operations import Operation
+from atoll.peer.membership.timing import Timing
+from atoll.peer.membership.view import short
+
+
+def running(names: str, outbound: str = "", *pairs: str, timing: Timing | None = None) -> Cluster:
+    """A run of these, of whom some can only dial out, and some pairs have no common protocol."""
+    cluster = Cluster("", timing)
+    cluster.outbound |= {*outbound}
+    cluster.unlinkable |= {frozenset(map(peer_id, pair)) for pair in pairs}
+    for name in names:
+        cluster.add(name)
+    cluster.form(names)
+    return cluster
+
+
+def begins_of(cluster: Cluster) -> list[ms.Begin]:
+    """What is begun from now on."""
+    found: list[ms.Begin] = []
+    before = cluster.hold
+
+    def note(source: bytes, peer: bytes, message: object) -> bool:
+        if isinstance(message, ms.Begin) and message not in found:
+            found.append(message)
+        return before(source, peer, message)
+
+    cluster.hold = note
+    return found
+
+
+def owners(begin: ms.Begin) -> str:
+    shares = begin.layout.shares if begin.layout is not None else (1,) * len(begin.participants)
+    pairs = zip(begin.participants, shares, strict=True)
+    return "".join(peer[:1].decode() for peer, share in pairs if share)
+
+
+def participants(begin: ms.Begin) -> str:
+    return "".join(peer[:1].decode() for peer in begin.participants)
+
+
+def settle(cluster: Cluster) -> list[ms.Begin]:
+    """Run until the links are known, and some rounds more."""
+    cluster.run(cluster.timing.linking_s + 1.0)
+    begins = begins_of(cluster)
+    cluster.until_round("".join(host.name for host in cluster.living()), 3)
+    return begins
+
+
+def test_one_outbound_of_four_is_an_owner_like_others() -> None:
+    cluster = running("abcd", "d")
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abcd", "abcd")}
+    assert not cluster.noted("links")
+
+
+def test_two_outbound_of_four_own_nothing_and_exchange_nothing() -> None:
+    cluster = running("abcd", "cd")
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abcd", "ab")}
+    a, b, c, d = (short(peer_id(name)) for name in "abcd")
+    said = f"butterfly; {c} and {d} have no link to each other: {a} and {b} own it"
+    assert {begin.layout.why for begin in begins if begin.layout is not None} == {said}
+    assert not cluster.noted("miss")
+    assert not cluster.noted("retry")
+    assert cluster.noted("links") == ["a"]
+
+
+def test_three_outbound_and_one_reachable() -> None:
+    cluster = running("abcd", "bcd")
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abcd", "a")}
+
+
+def test_ipv4_only_and_ipv6_only_in_one_run() -> None:
+    cluster = running("abcd", "", "bc")
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abcd", "ad")}
+
+
+def test_a_reduction_of_the_trainers_own_goes_the_same_ways() -> None:
+    cluster = running("abcd", "cd")
+    cluster.run(cluster.timing.linking_s + 1.0)
+    begins = begins_of(cluster)
+    cluster.call_of = lambda host: Operation(ms.REDUCE, 1000, "sum", "float32")
+    cluster.until_round("abcd", 3)
+    reduced = [b for b in begins if b.kind == ms.REDUCE]
+    assert {(participants(b), owners(b)) for b in reduced} == {("abcd", "ab")}
+
+
+def test_objects_are_gathered_from_all() -> None:
+    cluster = running("abcd", "bcd")
+    cluster.run(cluster.timing.linking_s + 1.0)
+    begins = begins_of(cluster)
+    cluster.call_of = lambda host: Operation(ms.GATHER)
+    cluster.until_round("abcd", 3)
+    assert {participants(b) for b in begins if b.kind == ms.GATHER} == {"abcd"}
+
+
+def test_an_owner_dies_and_the_retry_keeps_what_all_can_copy() -> None:
+    cluster = running("abcde", "cde")
+    settle(cluster)
+    cluster.chunk_s = 0.2
+    cluster.until(busy_with(cluster, "b"))
+    cluster.run(0.3)
+    begins = begins_of(cluster)
+    cluster.kill("b")
+    cluster.until_round("acde", 2)
+    assert owners(begins[0]) == "a"
+    assert begins[0].kept
+    assert not cluster.noted("give-up")
+
+
+def test_who_has_no_owner_in_reach_is_left_out_and_told_why() -> None:
+    """Without a's trainer nobody who trains has a link to another one."""
+    cluster = running("abc", "bc")
+    settle(cluster)
+    cluster.detach("a")
+    cluster.until(lambda: bool(cluster.host("b").node.heartbeats.left_out))
+    begins = begins_of(cluster)
+    cluster.until_round("abc", 3)
+    assert {participants(b) for b in begins} == {"b"}
+    assert {b.without for b in begins} == {(peer_id("c"),)}
+    b, c = short(peer_id("b")), short(peer_id("c"))
+    said = cluster.host("c").node.heartbeats.left_out
+    assert said.startswith(
+        f"{c} cannot take part: it takes a peer linked to all, and {b} and {c} have no link to"
+        " each other; open a port at one of them"
+    )
+    assert cluster.noted("links") == ["a", "a"], "the pair, and who is left out"
+    cluster.train("a")
+    cluster.until_round("abc", 3)
+    assert not cluster.host("c").node.heartbeats.left_out
+    assert participants(begins[-1]) == "abc"
+
+
+def test_too_few_with_links_hold_the_round() -> None:
+    cluster = running("abc", "bc")
+    cluster.give("a", ev.TrainersAsked(2))
+    cluster.run(cluster.timing.linking_s)
+    cluster.until_round("abc", 1)
+    cluster.detach("a")
+    cluster.until(lambda: bool(cluster.host("c").node.heartbeats.held))
+    before = cluster.committed
+    cluster.run(3.0)
+    assert cluster.committed == before
+    assert "it takes a peer linked to all" in cluster.host("c").node.heartbeats.held
+    assert not cluster.noted("rejected")
+
+
+def test_an_audited_round_is_of_those_who_are_all_linked() -> None:
+    """Statements and opened parts go from anybody to anybody."""
+    cluster = Cluster("")
+    cluster.outbound |= {*"cd"}
+    terms = ms.Terms(audited=True)
+    for name in "abcd":
+        cluster.add(name)
+        cluster.give(name, ev.Configured("spec", 1, 1, terms))
+    cluster.form("abcd")
+    begins = settle(cluster)
+    assert {participants(b) for b in begins} == {"abc"}
+    assert "links between all in an audited round" in cluster.host("d").node.heartbeats.left_out
+
+
+# ---------------------------------------------------------------- who coordinates
+
+
+def lead_of(cluster: Cluster) -> str:
+    return "".join(host.name for host in cluster.living() if host.leads)
+
+
+def test_an_outbound_coordinator_hands_over_after_a_while() -> None:
+    cluster = running("abcd", "d", timing=replace(Timing(), better_s=6.0))
+    cluster.give("a", ev.HandOver(peer_id("d")))
+    cluster.until(lambda: lead_of(cluster) == "d")
+    cluster.run(0.9 * cluster.timing.better_s)
+    assert lead_of(cluster) == "d", "a change costs a view"
+    cluster.until(lambda: lead_of(cluster) in ("a", "b", "c"), 10.0)
+    cluster.until_round("abcd", 3)
+    view = cluster.host("a").node.view
+    cluster.run(2 * cluster.timing.better_s)
+    assert cluster.host("a").node.view == view, "and stays there"
+
+
+def test_who_can_be_dialled_stands_before_who_cannot() -> None:
+    cluster = running("abcd", "b")
+    cluster.kill("a")
+    cluster.until(lambda: lead_of(cluster) == "c")
+    cluster.until_round("bcd", 2)
+
+
+def test_an_outbound_peer_coordinates_where_nobody_else_can() -> None:
+    """It is a rank and no veto: c sleeps, so b stands, which reaches it."""
+    cluster = running("abc", "b")
+    cluster.pause("c")
+    cluster.kill("a")
+    cluster.run(1.5)
+    cluster.resume("c")
+    cluster.until_round("bc", 2)
+
+
+def test_a_member_without_a_link_to_its_coordinator_is_not_voted_out() -> None:
+    """b has a link to it and takes over."""
+    cluster = running("abcd", "", "cd")
+    cluster.give("a", ev.HandOver(peer_id("c")))
+    cluster.until(lambda: lead_of(cluster) == "c")
+    cluster.run(1.1 * cluster.timing.remove_s)
+    assert lead_of(cluster) == "c"
+    cluster.until(lambda: lead_of(cluster) in ("a", "b"))
+    cluster.until_round("abcd", 3)
+    assert cluster.host("d").node.me.inc == 1, "it was never out"
+
+
+def test_who_is_dead_is_voted_out_as_ever() -> None:
+    cluster = running("abcd", "cd")
+    cluster.give("a", ev.HandOver(peer_id("c")))
+    cluster.until(lambda: lead_of(cluster) == "c")
+    cluster.kill("b")
+    cluster.until(lambda: cluster.in_one_view("acd"), 100.0)
+
+
+def test_a_new_view_reaches_those_who_did_not_hear_the_votes() -> None:
+    """c and d hear of a decided view from its coordinator, with its proof."""
+    cluster = running("abcd", "cd")
+    settle(cluster)
+    cluster.kill("a")
+    cluster.until(lambda: lead_of(cluster) == "b")
+    cluster.until_round("bcd", 3)
+    assert not cluster.noted("unproven")
+    assert not cluster.noted("excluded")
+
+
+def test_a_long_election_throws_nobody_out_for_want_of_a_link() -> None:
+    """c has not heard of d for long, but never had a link to it."""
+    cluster = running("abcde", "cd")
+    settle(cluster)
+    for name in "abe":
+        cluster.pause(name)
+    cluster.run(2 * cluster.timing.remove_s)
+    cluster.resume("e")
+    cluster.run(1.0)
+    cluster.resume("b")
+    cluster.until_round("bcde", 3, 90.0)
+    assert cluster.host("d").node.me.inc == cluster.host("c").node.me.inc == 1
+
+
+def test_without_its_only_reachable_member_a_run_waits() -> None:
+    """No coordinator has links to a quorum; it goes on when that member is heard again."""
+    cluster = running("abcd", "bcd")
+    settle(cluster)
+    cluster.pause("a")
+    cluster.run(20.0)
+    before = cluster.committed
+    assert {*"bcd"} <= {*cluster.noted("no-quorum")}
+    cluster.resume("a")
+    cluster.until_round("abcd", 3)
+    assert cluster.committed > before
