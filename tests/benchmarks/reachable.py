@@ -5,7 +5,7 @@
 
 Each peer is a daemon with a numpy trainer on a host of a lab; ``outbound`` ones are behind a router
 that lets nothing in. Codec float32. The sides take turns, ``--times`` turns each, and the figures
-are medians; ``--rounds`` of each turn count, from the first that was planned for the links on.
+are medians; ``--rounds`` of each turn count, after the links are measured and the rounds planned.
 
 - ``exchange``: trainers hand in at once, so a round is an exchange;
 - ``mixed``: they train so long that the exchange, as the all-reachable side has it, is 30 % of a
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import results
 from harness.labnet import NAMES, LabNet
-from harness.processes import Fleet, fleet, until
+from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.peer.lab.lab import Lab
 
@@ -46,7 +46,8 @@ LIMIT_S = 900.0  # of anything that is waited for
 JOIN_INNER_S = 20.0  # between rounds while somebody joins: most of the time is the transfer's
 PREDICTED = re.compile(r", about ([0-9.]+) (ms|s|min) per round")
 SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0}
-LAYOUT_LOOK_S = 60.0  # a plan comes when links are known; after that the turn counts as it is
+WARM_INNER_S = 4.0  # before the rounds that count: probes have time between rounds
+ROUND = re.compile(r"^[0-9:]{8} round +(\d+) +(\d+) peers?", re.MULTILINE)
 
 
 class Turn(NamedTuple):
@@ -146,13 +147,26 @@ def one_turn(chosen: argparse.Namespace, outbound: int, inner_s: float) -> Turn:
     with site(chosen, last_hosts(chosen, outbound)) as (lab, run):
         run.form(names)
         for name in names:
-            run.train(name, chosen.mib * 2**18, inner_s=inner_s, codec="float32")
+            run.train(name, chosen.mib * 2**18, inner_s=WARM_INNER_S, codec="float32")
         lead = run.peers[run.coordinator]
-        begin_s = time.monotonic()
-        while time.monotonic() < begin_s + LAYOUT_LOOK_S and not planned_s(run, lead.name):
-            time.sleep(0.5)
-        first = lead.status()["round"] + 1
-        lead.reaches(first)
+        until(
+            lambda: planned_s(run, lead.name) and last_round(lead)[1] == chosen.hosts,
+            "a planned round of all",
+            *run.peers.values(),
+            timeout_s=LIMIT_S,
+        )
+        for name in names:
+            run.trainers[name].kill()
+            run.trainers[name].ends()
+            run.train(name, chosen.mib * 2**18, inner_s=inner_s, codec="float32")
+        warm = last_round(lead)[0] + 1  # the first may be of some
+        until(
+            lambda: last_round(lead)[0] > warm and last_round(lead)[1] == chosen.hosts,
+            "a round of all",
+            *run.peers.values(),
+            timeout_s=LIMIT_S,
+        )
+        first = last_round(lead)[0]
         sent = [lab.counters(host).sent_bytes for host in range(chosen.hosts)]
         pair = between(lab, chosen.hosts)
         exchanges: list[float] = []
@@ -164,6 +178,7 @@ def one_turn(chosen: argparse.Namespace, outbound: int, inner_s: float) -> Turn:
         after = [lab.counters(host).sent_bytes for host in range(chosen.hosts)]
         count = chosen.rounds
         moments = committed_s(run, lead.name)[-count - 1 :]
+        assert rounds_with(lead, chosen.hosts) >= set(range(first, first + count + 1)), lead.text
         return Turn(
             [late - early for early, late in itertools.pairwise(moments)],
             statistics.median(exchanges),
@@ -171,6 +186,16 @@ def one_turn(chosen: argparse.Namespace, outbound: int, inner_s: float) -> Turn:
             [(late - early) / count for early, late in zip(sent, after, strict=True)],
             (between(lab, chosen.hosts) - pair) / count,
         )
+
+
+def last_round(peer: Peer) -> tuple[int, int]:
+    """Return its number and how many took part."""
+    found = ROUND.findall(peer.text)
+    return (int(found[-1][0]), int(found[-1][1])) if found else (0, 0)
+
+
+def rounds_with(peer: Peer, count: int) -> set[int]:
+    return {int(number) for number, peers in ROUND.findall(peer.text) if int(peers) == count}
 
 
 def reached(run: Fleet, name: str, number: int) -> dict[str, object] | None:

@@ -26,7 +26,7 @@ ELEMENTS = 200_000
 ROUNDS = 3
 # Of two peers that exchange nothing but attempts to dial: a round is a hundred times that.
 DIALS_BYTES_MAX = 8_000
-PATIENCE_S = 120.0
+PATIENCE_S = 60.0
 ROUND = re.compile(r"^[0-9:]{8} round +(\d+) +(\d+) peers?", re.MULTILINE)
 
 
@@ -46,15 +46,15 @@ def rounds_with(peer: Peer, count: int) -> list[int]:
     return [int(number) for number, peers in ROUND.findall(peer.text) if int(peers) == count]
 
 
-def assert_trains(run: Fleet, names: str, elements: int = ELEMENTS, inner_s: float = 0.2) -> None:
+def assert_trains(run: Fleet, names: str, method: str = "diloco") -> None:
     """Everybody takes part in every round, once all have the state, and has the same bits."""
     for name in names:
-        run.train(name, elements, inner_s=inner_s, codec="float32")
+        run.train(name, ELEMENTS, inner_s=0.2, codec="float32", method=method)
     assert_goes_on(run, names)
 
 
 def assert_goes_on(run: Fleet, names: str, rounds: int = ROUNDS) -> None:
-    """So many rounds more in a row have everybody."""
+    """So many rounds in a row have everybody, after those so far."""
     everybody = [*run.peers.values(), *run.trainers.values()]
     since = max(run.peers[name].status()["round"] for name in names)
 
@@ -68,7 +68,7 @@ def assert_goes_on(run: Fleet, names: str, rounds: int = ROUNDS) -> None:
     last = max(run.peers[name].status()["round"] for name in names)
     for name in names:
         run.peers[name].reaches(last)
-    assert run.agree(names) >= rounds - 1
+    assert run.agree(names)
 
 
 # ---------------------------------------------------------------- who is behind a router
@@ -122,10 +122,10 @@ def test_two_homes_with_the_same_private_address_train(tmp_path: Path) -> None:
     ("nat", "idle_s"),
     [
         (Nat(expires_s=15), 20.0),
-        (Nat(expires_s=15, expired="reset"), 20.0),
-        pytest.param(Nat(expires_s=30), 45.0, marks=pytest.mark.slow),
         pytest.param(Nat(expires_s=5), 20.0, marks=pytest.mark.slow),
+        pytest.param(Nat(expires_s=15, expired="reset"), 20.0, marks=pytest.mark.slow),
         pytest.param(Nat(expires_s=5, expired="reset"), 20.0, marks=pytest.mark.slow),
+        pytest.param(Nat(expires_s=30), 45.0, marks=pytest.mark.slow),
     ],
 )
 def test_rounds_go_on_after_a_rest_longer_than_the_router_remembers(
@@ -143,11 +143,13 @@ def test_rounds_go_on_after_a_rest_longer_than_the_router_remembers(
         assert_trains(run, ALL)
 
 
-@pytest.mark.parametrize("kind", ["restricted", "full"])
+@pytest.mark.parametrize("kind", ["restricted", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_address_changes_in_the_middle_of_a_round(kind: str, tmp_path: Path) -> None:
-    with site(tmp_path, mbit=20.0, nat={3: kind}) as (lab, run):
+    with site(tmp_path, nat={3: kind}) as (lab, run):
         run.form(ALL)
-        assert_trains(run, ALL, 5 * ELEMENTS, inner_s=3.0)  # an exchange takes seconds too
+        for name in ALL:
+            run.train(name, 5 * ELEMENTS, inner_s=1.5, codec="float32")
+        assert_goes_on(run, ALL, rounds=1)
         until(lambda: run.peers["d"].try_status().get("attempt"), "a round is under way")
         before = lab.counters(3).sent_bytes
         until(lambda: lab.counters(3).sent_bytes > before + ELEMENTS, "it is in the middle")
