@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits replay shrink \
         traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-        bench-robust clean
+        bench-robust bench-reachable clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -41,6 +41,8 @@ help:
 	@echo "             goes on where it was stopped; make bench-convergence-quick: under five minutes"
 	@echo "make bench-robust   what attacks cost a run with each robust rule; an hour, and it goes on;"
 	@echo "             ARGS=--quick: a few of them, about two minutes"
+	@echo "make bench-reachable   rounds, bytes and joining of peers that can only dial out, beside others, in a"
+	@echo "             lab (needs root); half an hour; ARGS=\"--times 1 --mib 4\": a first look"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
@@ -130,6 +132,10 @@ bench-convergence-quick: $(STAMP)
 # ARGS="--minutes 30" stops after a while. Results and tables: docs/robust.
 bench-robust: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.robust $(ARGS)
+
+# As root, on an idle machine. ARGS="--only join --join-parameters 100e6": 800 MB of state, 8 GB of memory.
+bench-reachable: $(STAMP)
+	$(BIN)/python tests/benchmarks/reachable.py $(ARGS)
 
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation

@@ -7,6 +7,7 @@ The tree lives in the lowest room because every room raises from it::
     |   |-- HomeInUseError      E11  another daemon holds this --home
     |   |-- IdentityInUseError  E12  the same identity runs elsewhere with a newer incarnation
     |   `-- DataError           E13  the training text is missing or empty
+    |-- UnfitMachineError       E14  `atoll doctor` has found what keeps a machine from training
     |-- ConnectError            E20  a peer could not be reached (the stage is named)
     |   |-- AdmissionError      E21  not admitted: secret or run differ
     |   |   |-- PassMissingError  E23  the run has an authority, and this peer shows no pass of it
@@ -81,6 +82,11 @@ class IdentityInUseError(ConfigError):
 
 class DataError(ConfigError):
     code = "E13"
+
+
+class UnfitMachineError(AtollError):
+    code = "E14"
+    exit_code = 3
 
 
 class ConnectError(AtollError):

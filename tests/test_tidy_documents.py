@@ -12,6 +12,7 @@ from pathlib import Path
 
 from atoll.collectives.errors import ERRORS_BY_CODE, AtollError
 from atoll.peer.client.session import Session
+from atoll.peer.daemon.reachability import REACH_TRANSITIONS, ReachState, ReachTrigger
 from atoll.peer.membership.phase import TRANSITIONS, Phase, Trigger
 from atoll.peer.membership.timing import Timing
 
@@ -198,3 +199,14 @@ def test_the_table_of_phases() -> None:
         cells = [TRANSITIONS.get((phase, trigger)) for trigger in Trigger]
         table.append(f"| {phase.name} |" + "".join(f" {c.name} |" if c else " |" for c in cells))
     assert "\n".join(table) in text["The phase table"], "copy this:\n" + "\n".join(table)
+
+
+def test_the_table_of_reachability_in_the_document_is_that_of_the_code() -> None:
+    table = ["| | " + " | ".join(state.value for state in ReachState) + " |"]
+    table.append("|---" * (len(ReachState) + 1) + "|")
+    for trigger in ReachTrigger:
+        cells = [REACH_TRANSITIONS.get((state, trigger)) for state in ReachState]
+        row = "".join(f" {cell.value} |" if cell else " |" for cell in cells)
+        table.append(f"| {trigger.value} |{row}")
+    text = sections("docs/internals.md")["How a peer learns whether it can be dialled"]
+    assert "\n".join(table) in text, "copy this:\n" + "\n".join(table)

@@ -405,7 +405,7 @@ def _explain(
     limit = cost.busiest.format(*names)
     if cost.windows_s > cost.lines_s:
         limit = "round trips, not by rates"
-    said = [f"{chosen.label}, about {duration(cost.seconds, 1)} per round, limited by {limit}"]
+    said = [f"{chosen.label}, about {duration(cost.seconds)} per round, limited by {limit}"]
     if chosen.kind == "ring":
         said.append("in the order " + ", ".join(names[peer] for peer in chosen.order))
     owners = task.owners(network.count)

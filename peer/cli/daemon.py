@@ -360,6 +360,7 @@ async def _serve(
     home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool, log: _Log
 ) -> int:
     from atoll.peer.daemon.daemon import Daemon
+    from atoll.peer.daemon.reach_lines import who_can_join
     from atoll.peer.daemon.status import missing_founders
 
     os.umask(PRIVATE_UMASK)
@@ -389,7 +390,8 @@ async def _serve(
         if daemon.node.bootstrap.waiting and not options.founders:  # for others who resume
             log.begin(f"resuming run {options.run}: {missing_founders(daemon.parts)}")
         if options.founders or (options.found and daemon.node.view is not None):
-            log.begin(*_how_to_join(daemon), f"  home {home.path}", here)
+            told = (f"  home {home.path}", f"  {who_can_join(daemon.advertised())}", here)
+            log.begin(*_how_to_join(daemon), *told)
         else:
             daemon.tell_view(joined)
 

@@ -1,7 +1,8 @@
 """Run the command line: ``atoll up``, ``join``, ``status``, ``checkpoint``, ``demo`` and more.
 
-Exit codes: 0 done; 1 the demo's checks failed, or a defect; 2 usage, file or folder; 10 to 16
-connection, admission, daemon; 20 to 26 protocol, specification, round, state; 130 second Ctrl+C.
+Exit codes: 0 done; 1 the demo's checks failed, or a defect; 2 usage, file or folder; 3 `atoll
+doctor` found trouble; 10 to 16 connection, admission, daemon; 20 to 26 protocol, specification,
+round, state; 130 second Ctrl+C.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from atoll.peer.cli.admission import hide_invites
 from atoll.peer.cli.authority import add_authority_verbs
 from atoll.peer.cli.checkpoint import add_checkpoint_verbs
 from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs
+from atoll.peer.cli.doctor import add_doctor_verb
 from atoll.peer.cli.lab import add_lab_verb
 from atoll.peer.cli.running import add_running_verbs, show_status
 from atoll.peer.cli.verify import add_verify_verb
@@ -65,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     daemons = add_daemon_verbs(verbs)
     running = add_running_verbs(verbs)
     told = add_authority_verbs(verbs)
-    for verb in (*daemons, *running, *told):
+    doctor = add_doctor_verb(verbs)
+    for verb in (*daemons, *running, *told, doctor):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
 
     secret = verbs.add_parser("secret", help="make a run secret for `atoll up --secret-file`")

@@ -108,14 +108,15 @@ class AdminService:
 
 
 def invite_of(parts: Components) -> str:
-    """Return an invite to the daemon's run.
+    """Return an invite to the daemon's run, with an address that works.
 
-    Raises ConfigError in a run whose authority makes the invites.
+    Raises ConfigError in a run whose authority makes the invites, and where nobody can join.
     """
-    options, address = parts.options, parts.node.me.address
+    options = parts.options
+    address, peer = parts.reach.invited_to()
     if options.authority:
         again = f"atoll authority invite DIR --run {options.run} --at {address}"
         what = f"the authority of run {options.run} invites, and nobody else can"
         raise ConfigError(what, fix=f"ask it for what this prints there: {again}")
-    fingerprint = fingerprint_of(parts.home.peer_id)
+    fingerprint = fingerprint_of(peer)
     return str(Invite(*parse_address(address), options.run, fingerprint, options.secret))

@@ -41,9 +41,11 @@ from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
 from atoll.peer.membership.view import ARCHIVE, View, short
 from atoll.peer.net import byte_counts
+from atoll.peer.net.examination import RunOutline, outline_of
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import format_address
+from atoll.peer.net.reach_messages import ReachTold
 from atoll.peer.net.wire import name_of, wire_of
 from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.state_sync.messages import ANSWERED_BY_DONORS, ASKED_OF_DONORS, ResultHead
@@ -57,6 +59,8 @@ T = TypeVar("T")
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
+# Messages that are heard also while it is asked whether the run lives.
+BEFORE_THE_RUN = ABOUT_PASSES | ABOUT_BANS | {name_of(ReachTold(False))}
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
@@ -106,6 +110,7 @@ class Daemon:
             self.spawn(self.executor.run())
             self.spawn(parts.monitor.run())
             self.spawn(parts.planner.run())
+            self.spawn(parts.reach.run())
             await self._enter()
             if not self._end.done():
                 self.spawn(parts.reconnector.run(self.node, parts.addresses))
@@ -311,6 +316,7 @@ class Daemon:
             (ABOUT_BANS, self.parts.admission.on_ban_message),
             (ABOUT_AUDITS, self.parts.audits.on_message),
             (AboutLinks, self.parts.monitor.on_message),
+            (ReachTold, self._on_reach_told),
             (StreamPlan, self.parts.planner.on_message),
             (FetchKept, self.executor.kept_server.on_fetch_kept),
             (ResultHead, self.executor.fetcher.on_head),
@@ -329,7 +335,7 @@ class Daemon:
             return
         name = name_of(message)
         handler = self._message_handlers.get(name)
-        if self.parts.inquiry is not None and name not in ABOUT_PASSES | ABOUT_BANS:
+        if self.parts.inquiry is not None and name not in BEFORE_THE_RUN:
             self.parts.inquiry.on_message(peer, message)
         elif handler is None:
             raise RemoteProtocolError(f"nobody expects a {name} here")
@@ -339,10 +345,16 @@ class Daemon:
     def _on_membership(self, peer: bytes, message: object) -> None:
         self.feed(ev.Received(peer, self.executor.believed(message)))
 
+    def _on_reach_told(self, peer: bytes, told: ReachTold) -> None:
+        self.parts.reach.on_message(peer, told)
+        streams = self.executor.streams
+        streams.know(peer, self.parts.reach.address_of(peer, streams.address(peer)))
+
     def on_up(self, peer: bytes, address: str, inc: int) -> None:
-        self.executor.streams.know(peer, address)
+        self.executor.streams.know(peer, self.parts.reach.address_of(peer, address))
         self.parts.reconnector.answered(address, peer)
         self.parts.admission.linked(peer)
+        self.parts.reach.linked(peer)
         if self.parts.inquiry is not None:
             self.parts.inquiry.on_up(peer, address)
             return
@@ -352,6 +364,7 @@ class Daemon:
         self.note("link", f"connection to {short(peer)} ended: {why}")
         self.parts.admission.unlinked(peer)
         self.parts.audits.link_lost(peer)
+        self.parts.reach.unlinked(peer)
         self.executor.link_down(peer)
         self.parts.vectors.link_down(peer, why)
         self.feed(ev.LinkDown(peer, why))
@@ -367,6 +380,10 @@ class Daemon:
 
     def incarnation(self) -> int:
         return self._inc
+
+    def outline(self) -> RunOutline:
+        state = self.executor.state
+        return outline_of(state.spec, state.manifest) if state is not None else RunOutline(0.0)
 
     def advertised(self) -> str:
         return self.node.me.address
@@ -441,7 +458,8 @@ class Daemon:
         self.executor.installed(view)
         for member in view.members:
             if member.peer != self.parts.home.peer_id:
-                self.executor.streams.know(member.peer, member.address)
+                address = self.parts.reach.address_of(member.peer, member.address)
+                self.executor.streams.know(member.peer, address)
                 if member.peer in self.host.link_peers():
                     self.executor.streams.warm(member.peer)
         self.spawn(self.parts.addresses.save_view(view))

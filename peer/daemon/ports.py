@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atoll.peer.membership import events as ev
     from atoll.peer.membership.messages import Begin
     from atoll.peer.membership.view import View
+    from atoll.peer.net.examination import RunOutline
     from atoll.peer.streams.stream import DataStream
     from atoll.peer.verify.evidence import Evidence
 
@@ -58,6 +59,9 @@ class ConnectionPort(Log, Protocol):
 
     def advertised(self) -> str:
         """Return the address at which others can dial this peer, for hellos."""
+
+    def outline(self) -> RunOutline:
+        """Return what the run trains, for `atoll doctor` on machines that may join it."""
 
     def on_message(self, peer: bytes, message: object, /) -> None:
         """Take a message of a linked peer."""
@@ -169,6 +173,13 @@ class ReconnectPort(Protocol):
         """Hear that a dial in the background has failed, and why."""
 
 
+class ReachPort(Messenger, Life, Protocol):
+    """Serve whoever finds out whether this peer can be dialled."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Tell the membership machine whether this peer is outbound."""
+
+
 class AdminPort(Protocol):
     """Serve the commands of people."""
 
@@ -199,6 +210,7 @@ class DaemonPort(
     RoundsPort,
     RoundLinesPort,
     ReconnectPort,
+    ReachPort,
     Protocol,
 ):
     """Serve every component."""

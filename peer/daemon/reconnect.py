@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError
 from atoll.peer.daemon.options import DaemonOptions
@@ -74,12 +75,29 @@ class KnownAddresses:
                 self._log.note("disk", f"cannot save the run's addresses in {where}: {error}")
 
 
+class KnownReach(Protocol):
+    """Know which peers cannot be dialled, and where the others can."""
+
+    def __contains__(self, peer: object, /) -> bool:
+        """Return whether a peer is outbound: nobody can dial it."""
+
+    def address_of(self, peer: bytes, advertised: str, /) -> str:
+        """Return where to dial a peer, which advertises an address."""
+
+
 class Reconnector:
     """Keep this peer linked to the members of its run, in the event loop of the daemon."""
 
-    def __init__(self, host: ConnectionManager, streams: Streams, daemon: ReconnectPort) -> None:
+    def __init__(
+        self,
+        host: ConnectionManager,
+        streams: Streams,
+        reach: KnownReach,
+        daemon: ReconnectPort,
+    ) -> None:
         self._host = host
         self._streams = streams
+        self._reach = reach
         self._daemon = daemon
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
@@ -182,6 +200,8 @@ class Reconnector:
         ``anew``: also if there is a link to ``peer``, to replace it.
         """
         now_s = asyncio.get_running_loop().time()
+        if peer is not None and not anew:
+            address = self._reach.address_of(peer, address)
         not_before_s, delay_s = self._pauses.get(address, (0.0, REDIAL_S / 2))
         if not address or now_s < not_before_s:
             return
@@ -199,7 +219,9 @@ class Reconnector:
                 self._failed[address] = error
                 if len(self._failed) > ADDRESSES_MAX:
                     del self._failed[next(iter(self._failed))]
-            self._daemon.dial_failed(error)
+            # Whoever is outbound may be near, behind the same router; that it is not is no error.
+            if isinstance(error, IdentityInUseError) or not (peer and peer in self._reach):
+                self._daemon.dial_failed(error)
             return
         if anew:
             self._host.log(f"a new connection to {short(found)} has replaced one that was silent")
@@ -212,9 +234,12 @@ class Reconnector:
     async def probe(self, peer: bytes, address: str) -> str:
         """Find out whether the peer's process is gone: "up", "refused" or "silent".
 
-        "refused" proves a death only for an address that has accepted us before.
+        "refused" proves a death only for an address that has accepted us before, by our own dial,
+        and of a peer that is not outbound: a router that has forgotten a mapping refuses too, in
+        the name of a peer that lives.
         """
-        reached = peer in self._streams.reached
+        address = self._reach.address_of(peer, address)
+        reached = peer in self._streams.reached and peer not in self._reach
         timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
         answer: str = "silent"
         for attempt in range(PROBE_TRIES if address else 0):

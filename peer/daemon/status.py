@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from atoll.collectives.units import count, duration, listed, rate, size
+from atoll.peer.daemon.reachability import ReachState
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.link_table import LOSS_SHOWN
 from atoll.peer.membership.messages import NO_TERMS
@@ -34,6 +35,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "peer": short(node.me.peer),
         "id": node.me.peer.hex(),
         "address": node.me.address,
+        "reach": parts.reach.status(),
         "phase": node.phase.value,
         "incarnation": node.me.inc,
         "view": view.number if view else 0,
@@ -100,6 +102,7 @@ def _learners(parts: Components) -> list[dict[str, Any]]:
             "peer": short(peer),
             "address": learner.member.address,
             "role": learner.member.role,
+            "outbound": parts.reach.is_outbound(peer),
             "round": learner.beat.round if learner.beat else 0,
             "synced": learner.beat is not None and not learner.beat.unsynced,
         }
@@ -141,6 +144,7 @@ def _member(parts: Components, view: View, member: Member) -> dict[str, Any]:
         "peer": short(member.peer),
         "address": member.address,
         "role": member.role,
+        "outbound": parts.reach.is_outbound(member.peer),
         "you": me,
         "state": state,
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
@@ -245,6 +249,8 @@ def render(status: dict[str, Any]) -> str:
         _line("run", f"{status['run']}, round {status['round']}{size_text}"),
         _line("peer", f"{status['peer']} at {status['address']}, {_standing(status)}, up {up}"),
     ]
+    if status["reach"]["state"] != ReachState.UNKNOWN.value:
+        lines.append(_line("reach", status["reach"]["text"]))
     if status["policy"]:
         lines.append(_line("policy", status["policy"]))
     if status["min_trainers"] > 1:
@@ -321,7 +327,8 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _member_row(member: dict[str, Any]) -> tuple[str, ...]:
-    doing = [member["state"]] if member["state"] != "connected" else []
+    doing = ["outbound"] if member["outbound"] else []
+    doing += [member["state"]] if member["state"] != "connected" else []
     if "round" in member:
         doing.append(f"round {member['round']}")
         if member["role"] == REPLICA:
@@ -336,7 +343,9 @@ def _member_row(member: dict[str, Any]) -> tuple[str, ...]:
 def _learner_row(learner: dict[str, Any]) -> tuple[str, ...]:
     doing = "archive" if learner["role"] == ARCHIVE else "joining"
     late = "" if learner["synced"] else ", downloading the state"
-    return (learner["peer"], learner["address"], doing, f"round {learner['round']}{late}", "")
+    outbound = "outbound, " if learner["outbound"] else ""
+    state = f"{outbound}round {learner['round']}{late}"
+    return (learner["peer"], learner["address"], doing, state, "")
 
 
 def _trainer(status: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from atoll.peer.daemon.optional import (
 )
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.ports import DaemonPort
+from atoll.peer.daemon.reach_watch import ReachWatch
 from atoll.peer.daemon.reconnect import KnownAddresses, Reconnector
 from atoll.peer.daemon.resuming import Inquiry
 from atoll.peer.daemon.trainer_service import TrainerService
@@ -61,6 +62,7 @@ class Components:
             policy=self.admission,
             of_rounds=ABOUT_AUDITS,
         )
+        self.reach = ReachWatch(self.node, self.host, daemon)
         self.audits = LazyVerifier(me, signer, daemon)
         self.executor = RoundExecutor(
             me=me,
@@ -79,7 +81,7 @@ class Components:
             replica=self.executor.replica,
             daemon=daemon,
         )
-        self.reconnector = Reconnector(self.host, streams, daemon)
+        self.reconnector = Reconnector(self.host, streams, self.reach, daemon)
         self.ipc_server = IpcServer(home.socket_path)
         event_log.publish = self.ipc_server.publish
         self.trainers = TrainerService(

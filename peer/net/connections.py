@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from dataclasses import replace
 from typing import Literal
 
@@ -26,14 +26,17 @@ from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import RunTls
 from atoll.peer.net.dial import DIAL_TIMEOUT_S, Dial
+from atoll.peer.net.examination import Examiner
 from atoll.peer.net.hello import (
     CONTROL,
     COPIED_HOME_FIX,
     DATA,
     DUPLICATE,
+    EXAMINE,
     PROBE,
     PROTOCOL_MAX,
     PROTOCOL_MIN,
+    REACH,
     Hello,
     Refused,
     check,
@@ -42,6 +45,8 @@ from atoll.peer.net.hello import (
 )
 from atoll.peer.net.link import ControlLink, defect_summary
 from atoll.peer.net.listener import Listener
+from atoll.peer.net.reach import Reached, ReachService, ask_reach
+from atoll.peer.net.reach_messages import DIALLED_MAX, AskReach
 from atoll.peer.net.tls import TlsChannel, TlsSocket
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
 from atoll.peer.streams.congestion import AUTO
@@ -76,7 +81,7 @@ class ConnectionManager:
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts()  # of everything that this daemon sends and receives
-        self.outbound: Collection[bytes] = ()  # peers that cannot be dialled from outside
+        self.outbound: Container[bytes] = ()  # peers that cannot be dialled from outside
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
@@ -87,6 +92,8 @@ class ConnectionManager:
         self._closing = False
         self._streams = StreamOpener(ciphers, congestion, self)
         self.bbr = self._streams.bbr  # see Congestion
+        self._examiner = Examiner()
+        self._reach = ReachService(self)
         self._listener = Listener(tls.server, self)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
@@ -102,6 +109,7 @@ class ConnectionManager:
         """Send what is queued, say goodbye on every link, end all streams. Takes about a second."""
         self._closing = True
         await self._listener.close()
+        await self._reach.close()
         links = [*self._links.values(), *self._leaving]
         self._links.clear()
         self._streams.close()
@@ -236,14 +244,28 @@ class ConnectionManager:
         try:
             attempt = self.attempt(address)
             async with attempt.limited(timeout_s):
-                channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
-                try:
-                    await channel.send(self._hello(PROBE))
-                finally:
-                    channel.close()
+                await self.prove(attempt, peer_id)
         except ConnectError as error:
             return "refused" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
         return "up"
+
+    async def prove(self, attempt: Dial, peer_id: bytes) -> None:
+        """Dial, and return when ``peer_id`` has proved itself there.
+
+        Raises what a dial raises inside its limits.
+        """
+        channel, _ = await attempt.reach(self._tls.client, expect_peer=peer_id)
+        try:
+            await channel.send(self._hello(PROBE))
+        finally:
+            channel.close()
+
+    async def ask_reach(self, peer_id: bytes, address: str, port: int) -> Reached:
+        """Ask a member whether this peer can be dialled at ``port`` (reach.py)."""
+        dialled = [peer for peer, link in self._links.items() if link.dialled_address]
+        asked = AskReach(port, tuple(dialled[-DIALLED_MAX:]))
+        mine = self._hello(REACH)
+        return await ask_reach(self.attempt(address), self._tls.client, mine, asked, peer_id)
 
     async def _call(
         self,
@@ -315,6 +337,11 @@ class ConnectionManager:
         except ConnectError as error:
             return refusal_of(error)
         if theirs.kind == PROBE:
+            return None
+        if theirs.kind == EXAMINE:
+            return await self._examiner.serve(channel, self._daemon.outline())
+        if theirs.kind == REACH:
+            await self._reach.serve(channel, peer_id, theirs)
             return None
         if peer_id == self.peer_id:
             if theirs.life > mine.life:
@@ -429,7 +456,7 @@ class ConnectionManager:
             self.counts.add_received(byte_counts.CONTROL, -count)
             self.counts.add_received(byte_counts.ROUNDS, count)
         try:
-            if not self._streams.on_message(link, msg):
+            if not (self._streams.on_message(link, msg) or self._reach.on_message(link, msg)):
                 self._daemon.on_message(link.peer_id, msg)
         except RemoteProtocolError:
             raise

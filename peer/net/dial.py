@@ -24,6 +24,7 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.daemon.process import is_last
+from atoll.peer.net.address_kind import WORDS, address_kind
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused
@@ -32,6 +33,8 @@ from atoll.peer.net.tls import TlsChannel, reason_of
 
 UNREACHED = ("DNS", "TCP")  # stages of errors: there may be nobody at all
 SECRET = "secret"  # ... somebody is there, with another run secret
+IDENTITY = "identity"  # ... or another peer
+ADMISSION = "admission"  # ... or one that does not answer our hello
 
 # All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
 DIAL_TIMEOUT_S = 5.0
@@ -59,6 +62,8 @@ class Dial:
         self._counts = counts if counts is not None else ByteCounts()
         self._stage = "DNS"
         self._started_s = time.monotonic()
+        self.addresses: tuple[str, ...] = ()  # of the host, as far as they are known, and
+        self.resolve_s = self.connect_s = 0.0  # how long it took to find them, and to connect
 
     @property
     def is_connected(self) -> bool:
@@ -97,7 +102,7 @@ class Dial:
         try:
             self._stage = "TLS"
             await channel.handshake()
-            self._stage = "identity"
+            self._stage = IDENTITY
             peer_id = peer_id_of(channel.tls)
             wrong_peer = expect_peer is not None and peer_id != expect_peer
             other_print = expect_fingerprint not in (None, fingerprint_of(peer_id))
@@ -105,6 +110,7 @@ class Dial:
                 raise ConnectError(
                     f"cannot reach {self._where}: that is another peer of run {self._run}",
                     fix="get a fresh invite; that peer may have moved or lost its home folder",
+                    stage=IDENTITY,
                 )
         except BaseException:
             channel.close()
@@ -119,9 +125,20 @@ class Dial:
 
     async def greet(self, channel: TlsChannel, mine: Hello) -> Hello | Refused:
         """Send our hello and return the answer to it."""
-        self._stage = "admission"
-        await channel.send(mine)
+        await self.say(channel, mine)
         return await channel.receive()
+
+    async def say(self, channel: TlsChannel, mine: Hello) -> None:
+        """Send our hello."""
+        self._stage = ADMISSION
+        await channel.send(mine)
+
+    async def ask(self, channel: TlsChannel, mine: Hello, question: object, answer: type) -> object:
+        """Send our hello and a question; return the answer, or a refusal."""
+        self._stage = "answer"
+        await channel.send(mine)
+        await channel.send(question)
+        return await channel.receive_of(Refused, answer)
 
     @property
     def _where(self) -> str:
@@ -133,6 +150,8 @@ class Dial:
         """Return a connected socket and one round trip, in seconds; try the addresses in turn."""
         loop = asyncio.get_running_loop()
         found = await _resolve(self.host, self.port)
+        self.addresses = tuple(str(where[0]) for _, where in found)
+        self.resolve_s = time.monotonic() - self._started_s
         self._stage = "TCP"
         last: OSError = OSError("no address")
         for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
@@ -144,7 +163,8 @@ class Dial:
                     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
                 async with asyncio.timeout(DIAL_TIMEOUT_S / left if left > 1 else None):
                     await loop.sock_connect(sock, where)
-                return sock, time.monotonic() - asked_s
+                self.connect_s = time.monotonic() - asked_s
+                return sock, self.connect_s
             except OSError as error:
                 sock.close()
                 last = error
@@ -190,10 +210,31 @@ class Dial:
         where = self._where
         fix = {
             "DNS": f"check the spelling of {self.host}, or use its IP address",
-            "TCP": f"is `atoll up` running there, and may TCP port {self.port} pass its firewall?",
+            "TCP": how_to_be_dialled(
+                self.host, self.port, silent=not isinstance(error, ConnectionRefusedError)
+            ),
         }.get(self._stage, "is that an atoll port? if so, look at the log of the peer there")
         what = f"cannot reach {where}: {reason_of(error)}"
         return ConnectError(what, fix=fix, stage=self._stage)
+
+
+def how_to_be_dialled(host: str, port: int, *, silent: bool) -> str:
+    """Say what to look at, and what would help, where nobody answers at an address.
+
+    ``silent``: nothing came back at all, as from behind a router that lets nobody in.
+    """
+    fix = f"is `atoll up` running there, and may TCP port {port} pass its firewall?"
+    if not silent:
+        return fix
+    kind = address_kind(host)
+    if kind in WORDS:
+        fix += f" {host} is {WORDS[kind]}: only machines there can dial it."
+    return (
+        f"{fix} If that machine is behind a router, nobody can join it before TCP port {port} is"
+        " open and forwarded to it. Two machines that can only dial out need one that can be"
+        " dialled: let that one found the run, and join it from both. A relay would do, which atoll"
+        " does not have yet (docs/reachability.md)"
+    )
 
 
 async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:

@@ -40,6 +40,8 @@ PROTOCOL_MAX = 3
 HELLO_BYTES_MAX = 4 << 10
 
 CONTROL, DATA, PROBE = "control", "data", "probe"
+EXAMINE = "examine"  # asks what the run trains, and how fast bytes go (examination.py)
+REACH = "reach"  # asks whether the dialler can be dialled (reach.py)
 # Refused.code of a second control link between the same two peers.
 DUPLICATE = "duplicate"
 # What to do about every IdentityInUseError.
@@ -83,7 +85,7 @@ class Hello:
             raise ValueError("this is not a version of a program")
         if not 0 <= self.protocol_min <= self.protocol_max:
             raise ValueError(f"protocol versions {self.protocol_min} to {self.protocol_max}")
-        if self.kind not in (CONTROL, DATA, PROBE):
+        if self.kind not in (CONTROL, DATA, PROBE, REACH, EXAMINE):
             raise ValueError(f"connection kind {self.kind[:16]!r}")
         if len(self.run) > _NAME_CHARACTERS_MAX or len(self.address) > _ADDRESS_CHARACTERS_MAX:
             raise ValueError("the run name or the address is too long")

@@ -24,6 +24,7 @@ from atoll.peer.net.tls import (
     READ_BYTES,
     TlsSocket,
     is_local,
+    local_ip,
     reason_of,
     tcp_info,
 )
@@ -74,6 +75,7 @@ class ControlLink:
         self._counts = counts if counts is not None else ByteCounts()
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        self.local_ip = local_ip(self._sock)
         # The other side is on this machine.
         self.is_local = is_local(self._sock) or ip_address(self.remote_ip).is_loopback
         self._on_payload, self._on_end = on_payload, on_end

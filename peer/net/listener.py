@@ -275,6 +275,11 @@ def _reset(sock: socket.socket) -> None:
     sock.close()
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError if a listener could not be opened there; ``port`` 0 is any that is free."""
+    _bound(host, port).close()
+
+
 def _bound(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

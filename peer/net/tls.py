@@ -27,6 +27,8 @@ from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
 READ_BYTES = 256 << 10
+# Whoever measures how fast bytes come needs pieces, the first of which starts the clock.
+ZEROS_PIECES, ZEROS_BYTES_MIN = 16, 1 << 10
 # The most that is read from a connection before its certificate has been verified. A peer of ours
 # sends about 1 KiB.
 UNPROVED_BYTES_MAX = 8 << 10
@@ -77,7 +79,7 @@ class TlsChannel:
         self._counts.add_received(CONTROL, len(head))
         self._received_bytes = len(head)
         self._proved = False
-        self._rtt_s = rtt_s
+        self.rtt_s = rtt_s
         try:
             sock.setblocking(False)
             # Here, where whoever made the socket expects errors: a connection that is reset later
@@ -100,7 +102,7 @@ class TlsChannel:
                 await self._flush()
                 await self._fill()
                 # The acceptor never sees its connect time: its flight's round trip stands in.
-                self._rtt_s = self._rtt_s or (time.monotonic() - asked_s) * asks
+                self.rtt_s = self.rtt_s or (time.monotonic() - asked_s) * asks
             except ssl.SSLError:
                 # The alert in `outgoing` tells the other side why. It may not care to hear it.
                 with contextlib.suppress(OSError):
@@ -109,21 +111,44 @@ class TlsChannel:
         self._proved = True
         await self._flush()
 
-    async def send(self, msg: Hello | Refused) -> None:
+    async def send(self, msg: object) -> None:
         """Send one message; return when the kernel has it."""
         self.tls.write(frame(encode(msg)))
         await self._flush()
 
     async def receive(self) -> Hello | Refused:
-        """Receive one message and not a byte beyond it, for the next owner reads what follows."""
+        """Receive the first message and not a byte beyond it: the next owner reads what follows."""
+        msg = await self.receive_of(Hello, Refused)
+        assert isinstance(msg, Hello | Refused)
+        return msg
+
+    async def receive_of(self, *kinds: type) -> object:
+        """Receive one message of these kinds, as small as a hello, and not a byte beyond it."""
         length = int.from_bytes(await self._read_exactly(FRAME_HEADER_BYTES), "big")
         if not 0 < length <= HELLO_BYTES_MAX:
             raise RemoteProtocolError(
                 f"a hello of {length:,} bytes; 1 to {HELLO_BYTES_MAX:,} are allowed"
             )
-        msg = decode(await self._read_exactly(length), allowed=(Hello, Refused))
-        assert isinstance(msg, Hello | Refused)
-        return msg
+        return decode(await self._read_exactly(length), allowed=kinds)
+
+    async def send_zeros(self, count: int) -> None:
+        """Send so many bytes of nothing, a piece at a time; return when the kernel has them."""
+        piece = max(ZEROS_BYTES_MIN, min(READ_BYTES, count // ZEROS_PIECES))
+        for start in range(0, count, piece):
+            self.tls.write(bytes(min(piece, count - start)))
+            await self._flush()
+
+    async def discard(self, count: int) -> tuple[int, float]:
+        """Receive so many bytes and throw them away; raise OSError if fewer come.
+
+        Returns how many came after the first piece, and the seconds from there to the last.
+        """
+        left, first_bytes, began_s = count, 0, 0.0
+        while left:
+            left -= len(await self._read_some(left))
+            if not began_s:
+                first_bytes, began_s = count - left, time.monotonic()
+        return count - first_bytes, time.monotonic() - began_s if began_s else 0.0
 
     async def goodbye(self) -> None:
         """Close so that what was sent last arrives: close_notify, FIN, wait for the other's FIN.
@@ -159,22 +184,27 @@ class TlsChannel:
         if self._sock is None or not self._proved:
             raise LocalProtocolError("only an open connection that has proved itself can be taken")
         sock, self._sock = self._sock, None
-        rtt_s = _kernel_rtt_s(sock) or self._rtt_s
+        rtt_s = _kernel_rtt_s(sock) or self.rtt_s
         return TlsSocket(sock, self.tls, self._incoming, self._outgoing, self.remote_ip, rtt_s)
 
     async def _read_exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
+            data += await self._read_some(count - len(data))
+        return bytes(data)
+
+    async def _read_some(self, most: int) -> bytes:
+        """Return at least one byte. Raise ConnectionResetError at the end of the stream."""
+        while True:
             try:
-                piece = self.tls.read(count - len(data))
+                piece = self.tls.read(most)
             except ssl.SSLWantReadError:
                 await self._flush()  # TLS may have had to answer the other side
                 await self._fill()
                 continue
             if not piece:
                 raise ConnectionResetError("the other side closed the connection")
-            data += piece
-        return bytes(data)
+            return piece
 
     async def _fill(self) -> None:
         """Feed TLS with what arrives next.
@@ -236,6 +266,14 @@ def is_local(sock: socket.socket) -> bool:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
     except OSError:  # it was reset meanwhile
         return False
+
+
+def local_ip(sock: socket.socket) -> str:
+    """Return the IP address that this side has on a connection; "" if it was reset meanwhile."""
+    try:
+        return plain_ip(str(sock.getsockname()[0]))
+    except OSError:
+        return ""
 
 
 def tcp_info(sock: socket.socket) -> bytes:

@@ -25,7 +25,7 @@ import math
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
@@ -74,9 +74,9 @@ ANSWER_TIMEOUT_S = 2.0
 # After a failure that may pass (the other side was busy, say) it is TLS for so long, then twice as
 # long: what cannot be had costs a dial's time a few times an hour, and what can is soon back.
 DETOUR_S, DETOUR_S_MAX = 60.0, 3600.0
-# The less likely way to a peer is tried too when the first has brought nothing for so long: several
-# round trips, and no more than TCP waits before it repeats its first packet.
-OTHER_WAY_S = 1.0
+# The less likely way to a peer is tried too when the first has brought nothing for so long (that of
+# RFC 8305), and for so many round trips: TCP, the question on the control link, the opening.
+OTHER_WAY_S, OTHER_WAY_TRIPS = 0.25, 4
 # Streams offered to us that we dial for at a time, for each peer: all that a round uses, at once.
 OFFERS_PER_PEER_MAX = STREAMS_MAX
 NEITHER_DIALS_FIX = (
@@ -136,7 +136,7 @@ class ControlLinks(Protocol):
     def counts(self) -> ByteCounts: ...
 
     @property
-    def outbound(self) -> Collection[bytes]:
+    def outbound(self) -> Container[bytes]:
         """Return the peers that are known to be unable to accept connections from outside."""
 
     def link_of(self, peer_id: bytes, /) -> ControlLink | None: ...
@@ -220,7 +220,8 @@ class StreamOpener:
         address = link.dialled_address or address
         ways = self._ways(link, address)
         tries = [partial(self._open_by, way, link, address) for way in ways]
-        number, stream, errors = await _first_opened(tries, OTHER_WAY_S)
+        pause_s = OTHER_WAY_S + OTHER_WAY_TRIPS * link.rtt_s
+        number, stream, errors = await _first_opened(tries, pause_s)
         self._remember(link, ways[number], errors if address else ["it advertises no address"])
         return stream
 
@@ -241,7 +242,7 @@ class StreamOpener:
             self._reversed.discard(peer)
         elif self._links.link_of(peer) is link and peer not in self._reversed:
             self._reversed.add(peer)
-            why = errors[0] if errors else f"no answer for {OTHER_WAY_S:g} s when dialled"
+            why = errors[0] if errors else "nothing has come of dialling it so far"
             if peer in self._links.outbound:
                 why = "it cannot be dialled from outside"
             self._links.log(f"{short(peer)} dials for the data streams to it: {why}")

@@ -16,7 +16,8 @@ class LabNet:
         self._lab = lab
 
     def address(self, name: str) -> str:
-        return self._lab.address(NAMES.index(name))
+        address = self._lab.address(NAMES.index(name))
+        return f"[{address}]" if ":" in address else address
 
     def command(self, name: str, arguments: tuple[str, ...]) -> list[str]:
         return self._lab.command(NAMES.index(name), *arguments)

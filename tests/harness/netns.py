@@ -172,6 +172,13 @@ class Net:
         made.drop("to", self.address(host))
         return made
 
+    def closed(self, host: str, port: int) -> Cut:
+        """As behind a firewall or a router: what comes to this port of the host vanishes; what the
+        host begins itself works both ways."""
+        made = self._cut()
+        made.drop("to", self.address(host), "ipproto", "tcp", "dport", str(port))
+        return made
+
     def half_open(self, one: str, other: str) -> Cut:
         """The TCP connections that exist between the two stay open at both ends and carry nothing
         any more, as when a firewall forgets them; new ones work."""

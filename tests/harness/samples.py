@@ -167,6 +167,8 @@ FITTING: Final[Mapping[str, Fitting]] = {
         "ciphers": ("aes-256-gcm", "none"),
     },
     "Refused": lambda _: {"protocol_min": 2, "protocol_max": 3, "program": "1.2.3"},
+    "ReachAnswer": lambda _: {"outcome": "silent"},
+    "DialledBack": lambda _: {"outcome": "refused"},
     "StreamPlan": lambda s: {"pace": (1000.0, 0.0) if s.full else ()},
     "AuditTerms": _terms,
 }

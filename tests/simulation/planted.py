@@ -89,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "silence of one with a link counts",
         "election",
-        " - self._here.linked - {",
+        " - here.linked - {",
         " - {",
         test=UNIT + "keeping_members.py::test_who_does_not_answer_a_deaf_candidate_is_not_silent",
     ),
@@ -279,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rounds of too few trainers begin",
         "participation",
-        "if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):",
+        "if not self.terms.asynchronous and not self.has_trainers(number, here, present):",
         "if False:",
         test=UNIT + "trainers.py::test_a_hung_trainer_is_waited_for_by_name",
     ),

@@ -63,7 +63,7 @@ class Node:
 
     async def listen(self, ip: str = "127.0.0.1") -> str:
         host, port = await self.host.listen(ip, 0)
-        self.address = f"{host}:{port}"
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return self.address
 
     async def until(self, condition: Callable[[], object]) -> None:

@@ -99,12 +99,13 @@ def test_with_kernels_nothing_is_said_of_them(
 
 # Connections and streams take these themselves; the last two are kept in files.
 ELSEWHERE = """
-    Hello Refused StreamAsked StreamDenied StreamGranted StreamOffered AdmissionFile Evidence
+    Hello Refused StreamAsked StreamDenied StreamGranted StreamOffered AskReach ReachReport DialBack
+    DialledBack AskOutline RunOutline AskRate RateIs AdmissionFile Evidence
 """
 PARTS_OF_MESSAGES = """
     Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
-    Newcomer Operation Origin Proof Replayed Report Resultant Reveal Rules Run Shown Statement Terms
-    Verdict View Vote Withholding
+    Newcomer Operation Origin Proof ReachAnswer ReachAt Replayed Report Resultant Reveal Rules Run
+    Shown Statement Terms Verdict View Vote Withholding
 """
 
 

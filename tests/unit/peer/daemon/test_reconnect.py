@@ -50,6 +50,13 @@ class Dials:
         self.answers[address].set_exception(error)
 
 
+class Outbound(frozenset[bytes]):
+    """The outbound peers; the others can be dialled where they say."""
+
+    def address_of(self, peer: bytes, advertised: str) -> str:
+        return advertised
+
+
 async def patiently(
     scenario: Callable[[Dials, Reconnector], Awaitable[None]],
 ) -> None:
@@ -61,7 +68,7 @@ async def patiently(
 
     host, streams = cast(ConnectionManager, dials), cast(Streams, SimpleNamespace())
     port = SimpleNamespace(spawn=spawn, dial_failed=lambda error: None)
-    keeper = Reconnector(host, streams, port)
+    keeper = Reconnector(host, streams, Outbound(), port)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await scenario(dials, keeper)
@@ -120,6 +127,33 @@ def test_a_copied_home_is_told_at_once() -> None:
             await reached
 
     asyncio.run(patiently(scenario))
+
+
+# ---------------------------------------------------------------- who is dead
+
+
+@pytest.mark.parametrize(
+    ("reached", "outbound", "answer"),
+    [(b"p", b"", "refused"), (b"", b"", "silent"), (b"p", b"p", "silent")],
+    ids=["reached before", "never reached", "outbound"],
+)
+def test_a_refusal_proves_a_death_only_of_who_was_dialled_before_and_is_not_outbound(
+    reached: bytes, outbound: bytes, answer: str
+) -> None:
+    """The router of an outbound peer refuses in its name once it has forgotten a connection."""
+
+    async def refused(peer: bytes, address: str, timeout_s: float) -> str:
+        return "refused"
+
+    host = SimpleNamespace(probe=refused, srtt_s=lambda peer: 0.0, link_peers=tuple)
+    streams = SimpleNamespace(reached={reached}, forget=lambda peer: None)
+    keeper = Reconnector(
+        cast(ConnectionManager, host),
+        cast(Streams, streams),
+        Outbound({outbound}),
+        cast(Any, None),
+    )
+    assert asyncio.run(keeper.probe(b"p", "h:1")) == answer
 
 
 # ---------------------------------------------------------------- the daemon

@@ -1,0 +1,147 @@
+"""Put into words for people whether a peer can be dialled, and what to do about it. Sans-I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.collectives.units import duration, listed
+from atoll.peer.daemon.reachability import OwnReach, ReachState
+from atoll.peer.membership.view import short
+from atoll.peer.net.address_kind import LOOPBACK, NAME, PUBLIC, WORDS, address_kind
+from atoll.peer.net.invite import format_address
+from atoll.peer.net.reach_messages import OK, OTHER, OUTCOMES, REFUSED, ReachAnswer
+
+NAMES_MAX = 8  # peers that a line names
+PAGE = "docs/reachability.md"
+
+
+def describe_reach(own: OwnReach, advertised: str, port: int) -> str:
+    """Say whether others can dial this peer, how that is known, and what to do: a line or more."""
+    if own.state is ReachState.UNKNOWN:
+        return f"not known yet whether others can dial {advertised}: there was nobody to try it"
+    if own.state is ReachState.REACHABLE:
+        return _reachable(own, advertised, port)
+    if own.state is ReachState.OUTBOUND:
+        return _outbound(own, port)
+    return _unconfirmed(own, advertised)
+
+
+def _reachable(own: OwnReach, advertised: str, port: int) -> str:
+    passed = [one for one in own.found.answers if one.outcome == OK] if own.found else []
+    if passed and own.found is not None:
+        elsewhere = [one for one in passed if one.by != own.found.asked]
+        where = format_address(own.found.observed, port)
+        text = f"others can dial this peer at {where}: {dials(elsewhere or passed)}"
+    elif own.dialled_by is not None:
+        by, ip = own.dialled_by
+        where, text = advertised, f"others can dial this peer: {short(by)} has done so from {ip}"
+    else:
+        where, text = advertised, f"others can dial this peer at {advertised}"
+    host = advertised.rpartition(":")[0]
+    if where != advertised and address_kind(host) not in (PUBLIC, NAME):
+        text += f". It advertises {advertised}; with --advertise {where} all others dial it there"
+    return text
+
+
+def _outbound(own: OwnReach, port: int) -> str:
+    if own.found is None:
+        return "this peer is outbound: others cannot dial it"
+    where = format_address(own.found.observed, port)
+    failed = [one for one in own.found.answers if one.outcome != OK]
+    lines = [
+        f"this peer is outbound: others cannot dial it at {where}: {dials(failed)}",
+        "It trains fully all the same, as long as others of the run can be dialled: they have it"
+        f" dial them. To be dialled too: {how_to_open(port)} ({PAGE})",
+    ]
+    if any(one.outcome == OTHER for one in failed):
+        lines.append("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
+    return "\n".join(lines)
+
+
+def how_to_open(port: int) -> str:
+    """Say what makes a machine one that others can dial."""
+    return (
+        f"let TCP port {port} pass the firewall, forward it to this machine on the router, or"
+        " start with --advertise HOST:PORT if another address leads here"
+    )
+
+
+def _unconfirmed(own: OwnReach, advertised: str) -> str:
+    text = f"not confirmed yet that others can dial this peer at {advertised}"
+    if own.why:
+        return f"{text}: {own.why}"
+    if own.found is not None and own.state is ReachState.UNCONFIRMED:
+        passed = [one for one in own.found.answers if one.outcome == OK]
+        if passed:
+            return f"{text}: {dials(passed)}, and nobody elsewhere is there to try it"
+        return f"{text} still: {dials(own.found.answers)}; the next try decides"
+    if own.asking is not None:
+        return f"{text}: {short(own.asking)} was asked to try, and has not answered"
+    return text
+
+
+def dials(answers: Sequence[ReachAnswer]) -> str:
+    """Say who got what: "a1b2c3d4 (198.51.100.7) got no answer in 2.5 s"."""
+    parts = []
+    for outcome in OUTCOMES:
+        same = [one for one in answers if one.outcome == outcome]
+        if same:
+            took = duration(max(one.took_s for one in same))
+            words = _GOT.get(outcome, "got no answer in {took}").format(took=took)
+            parts.append(f"{listed([_dialler(one) for one in same])} {words}")
+    return "; ".join(parts)
+
+
+_GOT = {
+    OK: "got through in {took}",
+    REFUSED: "got a refusal after {took}",
+    OTHER: "found another program or peer there after {took}",
+}
+
+
+def _dialler(one: ReachAnswer) -> str:
+    return f"{short(one.by)} ({one.from_ip})" if one.from_ip else short(one.by)
+
+
+def alone(names: Sequence[str], count: int, port: int) -> str:
+    """Say why peers that are all outbound cannot train together, and what would help.
+
+    ``names``: of the members without a link, of ``count`` others.
+    """
+    shown = [*names[:NAMES_MAX], *(["others"] if len(names) > NAMES_MAX else [])]
+    whom = "the other member" if count == 1 else f"{listed(shown)}, of {count} others"
+    return (
+        f"no link to {whom}: this peer is outbound, and so are they or they are silent. Two"
+        " outbound peers cannot reach each other: one of them needs an open port"
+        f" ({how_to_open(port)}), or a relay between them, which atoll does not have yet"
+        f" ({PAGE}). One more peer that trains and can be dialled would do, too"
+    )
+
+
+def founders_silent(port: int) -> str:
+    """Say what may keep founders from meeting each other, and what would help."""
+    return (
+        "no other founder has answered yet. Of two that only dial out, because routers or firewalls"
+        " let nobody in, neither can reach the other: one of them needs an open port"
+        f" ({how_to_open(port)}), or a relay between them, which atoll does not have yet ({PAGE})"
+    )
+
+
+def who_can_join(address: str) -> str:
+    """Say at once, when a run is founded, who can join at this address, and what to do."""
+    host, _, port = address.rpartition(":")
+    kind = address_kind(host)
+    if kind == LOOPBACK:
+        return f"only peers on this machine can join: {host} is {WORDS[kind]}"
+    if kind in WORDS:
+        return (
+            f"only machines of the same network can join: {host} is {WORDS[kind]}. For others,"
+            f" forward TCP port {port} on the router to this machine and start with --advertise"
+            f" PUBLIC:{port}. If that cannot be done, let a machine that can be dialled found the"
+            " run, and join it from here: a founder that is outbound, which can only dial out,"
+            f" cannot be joined, because it cannot know whom to dial ({PAGE})"
+        )
+    return (
+        f"not confirmed yet that others can dial {address}: whoever joins first tries it."
+        f" TCP port {port} must pass the firewall of this machine"
+    )

@@ -1,0 +1,180 @@
+"""Daemons behind routers train: who can only dial out, beside one or more who can be dialled."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.labnet import NAMES, LabNet
+from harness.processes import NET_PORT, Fleet, Peer, fleet, until
+
+from atoll.peer.lab.lab import Lab
+from atoll.peer.lab.nat import Nat
+from atoll.peer.net.invite import Invite
+
+pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
+
+ALL = NAMES[:4]
+MBIT, TRIP_MS = 40.0, 20.0
+ELEMENTS = 200_000
+ROUNDS = 3
+# Of two peers that exchange nothing but attempts to dial: a round is a hundred times that.
+DIALS_BYTES_MAX = 8_000
+PATIENCE_S = 60.0
+ROUND = re.compile(r"^[0-9:]{8} round +(\d+) +(\d+) peers?", re.MULTILINE)
+
+
+@contextmanager
+def site(
+    folder: Path, hosts: int = 4, mbit: float = MBIT, **lab: Any
+) -> Iterator[tuple[Lab, Fleet]]:
+    with (
+        Lab(hosts, rate_mbit=mbit, rtt_ms=TRIP_MS, **lab) as made,
+        fleet(folder, LabNet(made)) as run,  # type: ignore[arg-type]  # as much of a net as needed
+    ):
+        yield made, run
+
+
+def rounds_with(peer: Peer, count: int) -> list[int]:
+    """Rounds that this peer has seen committed with so many participants."""
+    return [int(number) for number, peers in ROUND.findall(peer.text) if int(peers) == count]
+
+
+def assert_trains(run: Fleet, names: str, method: str = "diloco") -> None:
+    """Everybody takes part in every round, once all have the state, and has the same bits."""
+    for name in names:
+        run.train(name, ELEMENTS, inner_s=0.2, codec="float32", method=method)
+    assert_goes_on(run, names)
+
+
+def assert_goes_on(run: Fleet, names: str, rounds: int = ROUNDS) -> None:
+    """So many rounds in a row have everybody, after those so far."""
+    everybody = [*run.peers.values(), *run.trainers.values()]
+    since = max(run.peers[name].status()["round"] for name in names)
+
+    def in_a_row() -> bool:
+        found = [
+            number for number in rounds_with(run.peers[names[0]], len(names)) if number > since
+        ]
+        return any(number + rounds - 1 in found for number in found) and len(found) >= rounds
+
+    until(in_a_row, f"{rounds} rounds of all {len(names)}", *everybody, timeout_s=PATIENCE_S)
+    last = max(run.peers[name].status()["round"] for name in names)
+    for name in names:
+        run.peers[name].reaches(last)
+    assert run.agree(names)
+
+
+# ---------------------------------------------------------------- who is behind a router
+
+
+@pytest.mark.parametrize("kind", ["restricted", "symmetric,levels=2", "full"])
+def test_one_outbound_of_four_trains(kind: str, tmp_path: Path) -> None:
+    with site(tmp_path, nat={3: kind}) as (_, run):
+        run.form(ALL)
+        assert_trains(run, ALL)
+
+
+def test_two_outbound_of_four_train_and_exchange_nothing_with_each_other(tmp_path: Path) -> None:
+    with site(tmp_path, nat={2: "restricted", 3: "symmetric"}) as (lab, run):
+        run.form(ALL)
+        assert_trains(run, ALL)
+        assert lab.sent_bytes(2, 3) < DIALS_BYTES_MAX
+        assert lab.sent_bytes(3, 2) < DIALS_BYTES_MAX
+        assert lab.sent_bytes(2, 0) > ROUNDS * ELEMENTS > DIALS_BYTES_MAX
+
+
+def test_three_outbound_and_one_reachable_train(tmp_path: Path) -> None:
+    with site(tmp_path, nat=dict.fromkeys((1, 2, 3), "restricted")) as (_, run):
+        run.form(ALL)
+        assert_trains(run, ALL)
+
+
+def test_two_behind_one_router_train_and_use_their_own_network(tmp_path: Path) -> None:
+    with site(tmp_path, nat={(2, 3): "restricted"}) as (lab, run):
+        run.form(ALL)
+        before = lab.counters(2).sent_bytes
+        assert_trains(run, ALL)
+        rounds = len(rounds_with(run.peers["a"], 4))
+        # With equal shares each sends a quarter to all three others, of its own and of the result.
+        through_the_line = (lab.counters(2).sent_bytes - before) / (rounds * 4 * ELEMENTS)
+        print(f"through the line, vectors for each round: {through_the_line:.2f}")
+        assert through_the_line > 1
+
+
+def test_two_homes_with_the_same_private_address_train(tmp_path: Path) -> None:
+    with site(tmp_path, nat={2: Nat(lan=1), 3: Nat(lan=1)}) as (lab, run):
+        assert lab.address(2) == lab.address(3)
+        run.form(ALL)
+        assert_trains(run, ALL)
+
+
+# ---------------------------------------------------------------- what changes in time
+
+
+@pytest.mark.parametrize(
+    ("nat", "idle_s"),
+    [
+        (Nat(expires_s=15), 20.0),
+        pytest.param(Nat(expires_s=5), 20.0, marks=pytest.mark.slow),
+        pytest.param(Nat(expires_s=15, expired="reset"), 20.0, marks=pytest.mark.slow),
+        pytest.param(Nat(expires_s=5, expired="reset"), 20.0, marks=pytest.mark.slow),
+        pytest.param(Nat(expires_s=30), 45.0, marks=pytest.mark.slow),
+    ],
+)
+def test_rounds_go_on_after_a_rest_longer_than_the_router_remembers(
+    nat: Nat, idle_s: float, tmp_path: Path
+) -> None:
+    with site(tmp_path, nat={3: nat}) as (_, run):
+        run.form(ALL)
+        assert_trains(run, ALL)
+        for name in ALL:
+            run.trainers[name].kill()
+            run.trainers[name].ends()
+        view = run.peers["a"].status()["view"]
+        time.sleep(idle_s)
+        assert run.peers["a"].status()["view"] == view, "nobody was lost meanwhile"
+        assert_trains(run, ALL)
+
+
+@pytest.mark.parametrize("kind", ["restricted", pytest.param("full", marks=pytest.mark.slow)])
+def test_the_address_changes_in_the_middle_of_a_round(kind: str, tmp_path: Path) -> None:
+    with site(tmp_path, nat={3: kind}) as (lab, run):
+        run.form(ALL)
+        for name in ALL:
+            run.train(name, 5 * ELEMENTS, inner_s=1.5, codec="float32")
+        assert_goes_on(run, ALL, rounds=1)
+        until(lambda: run.peers["d"].try_status().get("attempt"), "a round is under way")
+        before = lab.counters(3).sent_bytes
+        until(lambda: lab.counters(3).sent_bytes > before + ELEMENTS, "it is in the middle")
+        lab.change_address(3)
+        assert_goes_on(run, ALL)
+
+
+# ---------------------------------------------------------------- IPv6
+
+
+def test_ipv6_only_and_ipv4_only_train_with_dual_stack_ones_in_between(tmp_path: Path) -> None:
+    families: Mapping[int, str] = {0: "46", 1: "46", 3: "6"}
+    with site(tmp_path, families=families) as (lab, run):
+
+        def options(name: str) -> tuple[str, ...]:
+            if lab.families.get(NAMES.index(name)) != "46":
+                return ()
+            return "--listen", f"[::]:{NET_PORT}", "--advertise", lab.address(NAMES.index(name))
+
+        run.options = options
+        founder = run.up("a")
+        for name in "bc":
+            run.join(name)
+        # The same invite, with the other address of its machine.
+        run.join("d", str(replace(Invite.parse(founder.invite), host=lab.address(0, "6"))))
+        for name in ALL:
+            run.sees(name, 4)
+        assert_trains(run, ALL)
