@@ -363,6 +363,7 @@ class Daemon:
     def on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"connection to {short(peer)} ended: {why}")
         self.parts.admission.unlinked(peer)
+        self.parts.audits.link_lost(peer)
         self.parts.reach.unlinked(peer)
         self.executor.link_down(peer)
         self.parts.vectors.link_down(peer, why)

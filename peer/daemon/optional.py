@@ -114,6 +114,10 @@ class LazyVerifier:
         if self._loaded is not None:
             self._loaded.banned(peers)
 
+    def link_lost(self, peer: bytes) -> None:
+        if self._loaded is not None:
+            self._loaded.link_lost(peer)
+
     def took_part(self, terms: bytes) -> bool:
         return self._loaded is not None and self._loaded.took_part(terms)
 

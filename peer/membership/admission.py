@@ -130,6 +130,11 @@ class Admission:
         joiner.beat_s = joiner.heard_s = now_s
         return True
 
+    def knows(self, peer: bytes) -> bool:
+        """Return whether somebody outside has asked here, whatever has come of it."""
+        banned = self.view.is_banned(peer)
+        return peer in self.joiners or peer in self._not_before_s or banned
+
     def take_over(self, before: Admission) -> None:
         """Take over the joiners and leavers of the view before, as its coordinator.
 

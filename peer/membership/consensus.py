@@ -155,6 +155,10 @@ class Electorate:
         """Return the voters that the next view does not keep unless they have promised."""
         return ()
 
+    def is_hopeless(self) -> bool:
+        """Return whether the proposer has links to too few to get a quorum."""
+        return False
+
 
 class Proposer:
     """Drive one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0."""
@@ -200,7 +204,10 @@ class Proposer:
             return
         self._sent_s = now_s
         lineage, number = self.view.lineage, self.view.number
+        alone = self.proposal is None and self._electorate.is_hopeless()
         for peer in self.view.peers:
+            if alone and peer != self.ballot.peer:
+                continue  # it would only keep them from standing, or from promising another one
             if self.proposal is not None:
                 if self.proposal.fork and peer not in self.proposal.peers:
                     continue  # its vote could only block its own coordinator's proposals

@@ -78,7 +78,7 @@ class Coordinator:
         self.roster = Roster(view, me, timing, now_s)
         self.eligibility = Eligibility(view, follower, self.roster, emit)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
-        self.succession = Succession(view, me, self.roster, timing, emit)
+        self.succession = Succession(view, self.roster, self.admission, timing, emit)
         self.offers: dict[bytes, bytes] = {}
         self.advice: Advised | None = None  # how rounds would go fastest
         self.attempts: dict[int, Attempt] = {}  # by round

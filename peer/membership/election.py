@@ -18,7 +18,8 @@ to each other while they have a coordinator, and one that hears it does not answ
 where a link is up, silence means nothing. Nor does it where there was none before.) The new
 coordinator counts who has been silent as dead from the start, so that no round waits for it.
 
-Without a quorum a candidate waits, unless the policy in force lets whoever is left go on: then
+A candidate without links to a quorum asks nobody: whoever has them is to stand. Without a quorum
+it waits, unless the policy in force lets whoever is left go on: then
 after the fork wait, or at once when the address of everybody missing refuses the connection, the
 promisers alone decide a flagged view in a lineage of its own. A *bootstrap view* is the imaginary
 view before the first: its voters are those who found or resume a run together, and nobody
@@ -112,10 +113,16 @@ class Election(Electorate):
         if self._without_since_s is None:
             return None
         here = self._here
-        heard = self.candidate.promises.keys() if self.candidate else here.linked
+        heard = self._heard()
         missing = tuple(p for p in self.view.peers if p != here.me.peer and p not in heard)
         since_s = here.now_s - self._without_since_s
         return missing or (self._yielded_to or self.view.coordinator,), since_s
+
+    def _heard(self) -> set[bytes]:
+        """Return the voters that need not be waited for; who asks nobody waits for links."""
+        if self.candidate is None or self.is_hopeless():
+            return self._reached()
+        return {*self.candidate.promises}
 
     # ------------------------------------------------------------ voting
 
@@ -218,7 +225,8 @@ class Election(Electorate):
         self._promise_again()
         if self.candidate is None:
             return self._watch_coordinator()
-        if now_s >= self.candidate.retry_at_s:
+        # With nobody asked a higher ballot gains nothing, and would refuse those of others.
+        if now_s >= self.candidate.retry_at_s and not self.is_hopeless():
             return self.campaign()
         self.candidate.step(now_s, self._gone(), self.may_fork())
         self._note_quorum(self.candidate)
@@ -229,14 +237,17 @@ class Election(Electorate):
 
         Voters ignore PREPARE for half the failure time after they have heard the coordinator.
         """
-        here, count = self._here, len(candidate.promises)
+        here, count = self._here, len(self._heard())
         if is_quorum(self.view, candidate.promises):
             self._no_quorum_noted = False
         elif not self._no_quorum_noted and (
             here.now_s - self._campaigned_s > here.timing.failure_s / 2 and not self.may_fork()
         ):
+            waiting = self.waiting_for()
+            if waiting is None:
+                return  # its coordinator is heard again
             self._no_quorum_noted = True
-            missing, silent_s = self.waiting_for() or ((), 0.0)
+            missing, silent_s = waiting
             names = listed([f"{short(peer)} (silent for {duration(silent_s)})" for peer in missing])
             of = f"{count} of {len(self.view.members)} voters answer, no quorum"
             text = f"{of}: rounds wait for {names}"
@@ -332,6 +343,19 @@ class Election(Electorate):
         silent = {p for p, since_s in self.silences_s().items() if here.now_s - since_s > limit_s}
         return here.refused | self.outlived | silent
 
+    def is_hopeless(self) -> bool:
+        """Return whether this candidate has links to fewer than a quorum, and may not fork.
+
+        Such a ballot comes to nothing, and who hears of it would wait for that each time.
+        """
+        return not (self._bootstrap or is_quorum(self.view, self._reached()) or self.may_fork())
+
+    def _reached(self) -> set[bytes]:
+        """Return the voters that a message of this peer may get to, itself included."""
+        here = self._here
+        known = ({*here.linked} | {here.me.peer}).intersection(self.view.peers)
+        return known - here.refused - self.outlived
+
     def silences_s(self) -> dict[bytes, float]:
         """Return since when those voters have been silent whose silence means something."""
         here, coordinator = self._here, self.view.coordinator
@@ -359,12 +383,20 @@ class Election(Electorate):
                 if peer not in heard:
                     here.probe(peer)
 
-    def lost_quorum(self) -> Trigger | None:
+    def lost_quorum(self, *, others_reach_one: bool) -> Trigger | None:
         """Remember, as coordinator, since when too few voters are heard.
 
-        Campaign if it may help.
+        Campaign if it may help, or if it makes room for one of the ``others_reach_one``: members
+        that hear this peer stand by it as long as it coordinates.
         """
-        self._lost(self._here.now_s)
+        here = self._here
+        self._lost(here.now_s)
+        since_s = self._without_since_s
+        waited = since_s is not None and here.now_s - since_s >= here.timing.cut_off_s
+        if others_reach_one and waited and self.is_hopeless():
+            text = "this peer has links to too few voters to coordinate: it makes room for another"
+            here.emit(Note("hand-over", text))
+            return self.campaign()
         return self.campaign() if self.may_fork() else None
 
     def has_quorum(self) -> None:

@@ -8,6 +8,7 @@ for them: without MISS an attempt stalls, NOTICE is repeated, finals come within
 
 from __future__ import annotations
 
+from atoll.peer.membership.callers import Callers
 from atoll.peer.membership.consensus import Acceptor
 from atoll.peer.membership.coordinator import Coordinator
 from atoll.peer.membership.election import Election
@@ -31,10 +32,13 @@ from atoll.peer.membership.view import View, plain
 class Heartbeats:
     """Decide when the next heartbeat goes and what is in it; keep what the coordinator's say."""
 
-    def __init__(self, here: Situation, own: MemberState, joining: Joining) -> None:
+    def __init__(
+        self, here: Situation, own: MemberState, joining: Joining, callers: Callers
+    ) -> None:
         self._here = here
         self._own = own
         self._joining = joining
+        self._callers = callers
         self.next_s = 0.0
         self.progress_bytes = 0
         self.waiting: tuple[tuple[bytes, ...], float] = ((), 0.0)  # for whom, seconds so far
@@ -127,6 +131,7 @@ class Heartbeats:
             since=own.since,
             outbound=self._here.outbound,
             unlinked=self._here.unlinked(),
+            callers=self._callers.lasting(),
         )
 
     # ------------------------------------------------------------ what somebody here asks for

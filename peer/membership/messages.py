@@ -52,6 +52,7 @@ from atoll.peer.rounds.entries import (
 
 __all__ = [
     "ARCHIVES_TOLD_MAX",
+    "CALLERS_MAX",
     "GATHER",
     "HALTED_CHARS_MAX",
     "INIT",
@@ -99,6 +100,7 @@ __all__ = [
 ]
 
 HALTED_CHARS_MAX = 2000  # a sentence; with every member and its digest it could be much longer
+CALLERS_MAX = 8  # that ask in vain to come in: one is enough to hand over for (callers.py)
 ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
 
 Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
@@ -292,6 +294,7 @@ class Heartbeat(InView):
     outbound: bool = False  # nobody can dial it
     # Members to whom it has no link, as positions in the view, ascending (link_graph.py).
     unlinked: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
+    callers: Annotated[tuple[PeerId, ...], Within(0, CALLERS_MAX)] = ()  # see callers.py
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):

@@ -30,6 +30,7 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.bootstrap import Bootstrap
+from atoll.peer.membership.callers import Callers
 from atoll.peer.membership.coordinator import Coordinator
 from atoll.peer.membership.election import Election
 from atoll.peer.membership.forks import Forks
@@ -67,7 +68,8 @@ class Node:
         self.forks = Forks(here, self.follower)
         self.joining = Joining(here, self.follower)
         self.bootstrap = Bootstrap(here, self.follower, self.joining)
-        self.heartbeats = Heartbeats(here, self.follower, self.joining)
+        self.callers = Callers(here)
+        self.heartbeats = Heartbeats(here, self.follower, self.joining, self.callers)
         self._due_s = 0.0  # when we wanted to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
@@ -209,7 +211,8 @@ class Node:
         lead.step(here.now_s)
         alive = lead.roster.alive(here.now_s)
         if not lead.hears_quorum(here.now_s):
-            self._follow(election.lost_quorum())
+            reach = lead.succession.others_reach_quorum(alive)
+            self._follow(election.lost_quorum(others_reach_one=reach))
             if self.coordinator is not None:
                 election.probe_missing(alive)
             return
@@ -666,6 +669,7 @@ class Node:
         elif self.coordinator is not None:
             self.coordinator.admission.on_join(join.member, self._here.now_s)
         else:
+            self.callers.asks(source)
             self._redirect(source)
 
     def _redirect(self, source: bytes) -> None:

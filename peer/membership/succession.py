@@ -4,9 +4,10 @@ Theory. Any member can coordinate that has links to a quorum; who can only dial 
 elections, but nobody is barred: who is reachable may be asleep, or behind. Two things speak for
 another coordinator afterwards. A member without a link to the coordinator takes part in nothing,
 although it lives and others have links to it. And whoever joins has to reach the coordinator, which
-it cannot if that can only dial out itself. So the view is handed over, at a boundary, to whoever
-reaches more members, or as many and can be dialled. It has to be so for a while, a shorter one
-while a member is cut off: links break and are back, and each change costs a view.
+it cannot if that can only dial out itself, or has no protocol in common with it. So the view is
+handed over, at a boundary, to whoever reaches more members, or as many and can be dialled, or as
+many and somebody outside who asks in vain (callers.py). It has to be so for a while, a shorter one
+while somebody is cut off: links break and are back, and each change costs a view.
 
 Until then a member that only the coordinator has no link to is not voted out.
 """
@@ -15,20 +16,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from atoll.collectives.units import duration
+from atoll.collectives.units import count, duration
+from atoll.peer.membership.admission import Admission
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
-from atoll.peer.membership.view import View, short
+from atoll.peer.membership.view import View, is_quorum, short
 
 
 class Succession:
     """Watch, as the coordinator, whether another member would reach more of the others."""
 
     def __init__(
-        self, view: View, me: bytes, roster: Roster, timing: Timing, emit: Callable[[Effect], None]
+        self,
+        view: View,
+        roster: Roster,
+        admission: Admission,
+        timing: Timing,
+        emit: Callable[[Effect], None],
     ) -> None:
-        self._view, self._me, self._roster = view, me, roster
+        self._view, self._me, self._roster, self._admission = view, roster.me, roster, admission
         self._timing, self._emit = timing, emit
         self._since_s: float | None = None  # since when somebody is better placed ...
         self._cut_off_s: float | None = None  # ... and reaches a member that this peer does not
@@ -44,9 +51,10 @@ class Succession:
 
         ``position``: the round and the chain of our state; a witness need not have it.
         """
-        better, spared, timing = self._better(alive), self.spared(alive), self._timing
+        better, timing = self._better(alive), self._timing
+        calling = any(self._reach(peer)[2] for peer in better)
         self._since_s = (self._since_s or now_s) if better else None
-        self._cut_off_s = (self._cut_off_s or now_s) if spared else None
+        self._cut_off_s = (self._cut_off_s or now_s) if calling or self.spared(alive) else None
         long = self._since_s is not None and now_s - self._since_s >= timing.better_s
         cut_off = self._cut_off_s is not None and now_s - self._cut_off_s >= timing.cut_off_s
         if not long and not cut_off:
@@ -57,7 +65,7 @@ class Succession:
             return None
         chosen = max(able, key=lambda peer: (self._reach(peer), peer in self._view.replicas))
         waited_s = timing.cut_off_s if cut_off else timing.better_s
-        text = f"{self._why(chosen)} for {duration(waited_s)}: it takes over"
+        text = f"for {duration(waited_s)} {self._why(chosen)}: it takes over"
         self._emit(Note("hand-over", text, chosen))
         self._since_s = self._cut_off_s = None
         return chosen
@@ -70,19 +78,27 @@ class Succession:
         reached = (mine - self._lacking(peer) for peer in self._better(alive))
         return set().union(*reached) - {*alive} - self._roster.gone
 
+    def others_reach_quorum(self, alive: Collection[bytes]) -> bool:
+        """Return whether a living member says that it has links to a quorum."""
+        peers = {*self._view.peers}
+        others = (p for p in alive if p != self._me and p in self._roster.heartbeats)
+        return any(is_quorum(self._view, peers - self._lacking(peer)) for peer in others)
+
     def _better(self, alive: Collection[bytes]) -> list[bytes]:
         """Return the living members that reach more than this peer, in the order of the view."""
-        mine = self._reach(self._me)
-        if mine >= (0, True):
+        heard, mine = self._roster.heartbeats, self._reach(self._me)
+        if mine[:2] >= (0, True) and not any(beat.callers for beat in heard.values()):
             return []  # nobody can be better placed
-        heard = self._roster.heartbeats
         others = (peer for peer in self._view.peers if peer in alive and peer in heard)
         return [peer for peer in others if self._reach(peer) > mine]
 
-    def _reach(self, peer: bytes) -> tuple[int, bool]:
+    def _reach(self, peer: bytes) -> tuple[int, bool, int]:
         """Return what speaks for a member: first that it lacks few links."""
         beat = self._roster.heartbeats.get(peer)
-        return (-len(beat.unlinked), not beat.outbound) if beat is not None else (0, True)
+        if beat is None:
+            return 0, True, 0
+        calling = sum(not self._admission.knows(caller) for caller in beat.callers)
+        return -len(beat.unlinked), not beat.outbound, calling if peer != self._me else 0
 
     def _lacking(self, peer: bytes) -> set[bytes]:
         beat, peers = self._roster.heartbeats.get(peer), self._view.peers
@@ -91,5 +107,8 @@ class Succession:
     def _why(self, chosen: bytes) -> str:
         here, there = len(self._lacking(self._me)), len(self._lacking(chosen))
         if there < here:
-            return f"{short(chosen)} has had links to {here - there} more members than this peer"
-        return f"{short(chosen)} can be dialled, as this peer could not be"
+            more = count(here - there, "more member")
+            return f"{short(chosen)} has had links to {more} than this peer"
+        if self._reach(self._me)[1]:
+            return f"{short(chosen)} has been asked by one outside that has no link to this peer"
+        return f"nobody could dial this peer, and {short(chosen)} can be dialled"

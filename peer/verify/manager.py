@@ -167,6 +167,10 @@ class AuditedAttempt:
         self.audit.banned(peers, self._host.now_s)
         self.pump()
 
+    def link_lost(self, peer: bytes) -> None:
+        if peer in self.terms.participants:
+            self.audit.link_lost(peer)
+
     def tick(self) -> None:
         self.audit.tick(self._host.now_s)
         self.pump()
@@ -291,6 +295,11 @@ class AuditManager:
         self.validation.banned(peers)
         for attempt in list(self._attempts.values()):
             attempt.banned(peers)
+
+    def link_lost(self, peer: bytes) -> None:
+        """Hear that there is no control link to a peer any more."""
+        for attempt in self._attempts.values():
+            attempt.link_lost(peer)
 
     def close(self) -> None:
         if self._ticking is not None:

@@ -17,6 +17,7 @@ from simulation.laggards import Replayer, SlowReader
 
 from atoll.peer.verify.attempt_audit import SILENCE_S
 from atoll.peer.verify.statement import SignedStatement
+from atoll.peer.verify.terms import AuditTerms
 
 SEEDS, ROUNDS = range(5), 3
 FIVE = Options(
@@ -109,3 +110,24 @@ def test_who_reads_a_moment_later_is_left_out(monkeypatch: pytest.MonkeyPatch) -
         assert not world.kinds_of_bans()
         assert all(peer.outcome == "passed" for peer in world.honest)
         assert world.attempts == 2 * ROUNDS
+
+
+def test_nobody_withholds_anything_from_whom_it_has_no_link_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What one misses may have been said: the attempt fails without the one that was cut off."""
+    begin = World._begin
+
+    def without_links(world: World, terms: AuditTerms) -> None:
+        begin(world, terms)
+        liars = {peer.name for peer in world.peers.values() if not peer.liar.honest}
+        for peer in world.honest:
+            for liar in liars if peer.audit is not None else ():
+                peer.audit.link_lost(liar)
+
+    monkeypatch.setattr(World, "_begin", without_links)
+    for seed in SEEDS:
+        world = played(ATTACKS["draw abort, by silence"], seed)
+        assert not world.kinds_of_bans()
+        assert world.attempts > ROUNDS
+        assert all(peer.outcome == "passed" for peer in world.honest)

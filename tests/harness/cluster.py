@@ -120,6 +120,8 @@ class Cluster(World):
 
     def send(self, host: Host, peer: bytes, message: object) -> None:
         source, target = host.peer, self.hosts[peer]
+        if self.are_apart(source, peer):
+            return  # no link: the daemon drops it
         if self.is_cut(host, target) or self.hold(source, peer, message):
             self.log("{}->{} {} LOST", host.name, target.name, brief(message))
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from itertools import compress
 from typing import Any
 
 from atoll.peer.membership import events as ev
@@ -130,6 +131,8 @@ class World(ABC):
 
     def are_apart(self, one: bytes, other: bytes) -> bool:
         """Return whether neither of two can dial the other, ever."""
+        if not self.outbound and not self.unlinkable:
+            return False
         pair = frozenset((one, other))
         names = {self.hosts[peer].name for peer in pair if peer in self.hosts}
         return pair in self.unlinkable or (len(names) > 1 and names <= self.outbound)
@@ -411,6 +414,9 @@ def brief(message: object) -> str:
         return f"Meet round {message.round}"
     if isinstance(message, Begin):
         names = "".join(chr(p[0]) for p in message.participants)
-        return f"Begin {message.round}.{message.attempt} {message.kind} {names}"
+        shares = message.layout.shares if message.layout is not None else ()
+        owners = "".join(chr(p[0]) for p in compress(message.participants, shares))
+        text = f"Begin {message.round}.{message.attempt} {message.kind} {names}"
+        return f"{text}, {owners} own" if owners and owners != names else text
     number = getattr(message, "round", None)
     return name if number is None else f"{name} {number}"

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from harness.bounded import BoundedNode
 from harness.host import Host
 from harness.values import State
-from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief
+from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.operations import Call, Operation
+from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import (
     ANCESTORS_MAX,
     ARCHIVE,
@@ -34,7 +35,7 @@ from atoll.peer.membership.view import (
 )
 from atoll.peer.net import wire
 from atoll.peer.rounds.entries import GATHER, REDUCE
-from simulation.options import Options
+from simulation.options import NAMES, Options
 from simulation.seal import Seal
 
 __all__ = ["NAMES", "Arena", "Checkpoint"]
@@ -43,7 +44,8 @@ RETRANSMIT_S = 0.2  # what a lost segment costs a stream
 NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long breaks
 ORDER_S = 1e-6
 OUT_OF_STEP = 0.01  # of the calls are not those of the others
-NAMES = "abcdefghijklmnopqrstuvwxyz"
+# Where some pairs have no link: a minute is longer than the faults of a seed last.
+SOON = Timing(better_s=4.0, cut_off_s=3.0)
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,11 @@ class Checkpoint:
 
 class Arena(World):
     def __init__(self, options: Options) -> None:
-        super().__init__()
+        has_pairs = bool(options.outbound or options.unlinkable)
+        super().__init__(SOON if has_pairs else None)
         self.options = options
+        self.outbound |= {*options.outbound}
+        self.unlinkable |= {frozenset(map(peer_id, pair)) for pair in options.unlinkable}
         self.dice = random.Random(options.seed ^ 0x5EED)
         self.chunks, self.fragments = options.chunks, options.fragments
         self.chunk_s, self.load_s = options.chunk_s, options.load_s
@@ -181,6 +186,8 @@ class Arena(World):
         target = self.hosts.get(peer)
         if target is None or self.outlaws.refuses(host.peer, peer):
             return
+        if self.are_apart(host.peer, peer):
+            return
         if self.tracing:
             self.log("{}->{} {}", host.name, target.name, brief(message))
         way = (host.peer, peer)
@@ -256,6 +263,8 @@ class Arena(World):
 
     def connect(self, a: Host, b: Host) -> None:
         """A new link takes the place of an old one."""
+        if self.are_apart(a.peer, b.peer):
+            return
         self._links += 1
         self._link[frozenset((a, b))] = self._links
         for way in ((a.peer, b.peer), (b.peer, a.peer)):
@@ -304,7 +313,8 @@ class Arena(World):
 
         def attempt() -> None:
             target = self.hosts.get(peer)
-            if target is None or not self._is_current(host) or self.is_linked(host, target):
+            done = target is None or self.is_linked(host, target)
+            if done or not self._is_current(host) or self.are_apart(host.peer, peer):
                 self._dialling.discard((host, peer))
                 return
             way, back = (host.peer, peer), (peer, host.peer)
@@ -335,6 +345,8 @@ class Arena(World):
                 found = "silent"
             else:
                 found = "up" if target.alive else "refused"
+                if self.are_apart(host.peer, peer) or target.name in self.outbound:
+                    found = "up" if self.is_linked(host, target) else "silent"
             if self.outlaws.refuses(host.peer, peer):
                 found = "refused"
             self.deliver(host, ev.Probed(peer, found))
@@ -362,7 +374,9 @@ class Arena(World):
 
     def is_open(self, source: Host, target: Host) -> bool:
         way = (source.peer, target.peer)
-        return way not in self.cuts and self.clogs.get(way, 0.0) <= self.now_s
+        if way in self.cuts or self.clogs.get(way, 0.0) > self.now_s:
+            return False
+        return not self.are_apart(*way)
 
     def mend(self, ways: set[tuple[bytes, bytes]] | None = None) -> None:
         """What was cut passes again, and what was held goes on in order."""

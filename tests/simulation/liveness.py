@@ -38,6 +38,7 @@ class Outlook:
     verdict: str
     recovers: bool = False
     extra_s: float = 0.0
+    everyone: bool = True  # all who live have to be in again, too
 
 
 def outlook(arena: Arena, left: set[str]) -> Outlook:
@@ -53,7 +54,7 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
         return Outlook("gave way to one that is gone", True, FALL_BACK_S + GATHER_S + MEET_S)
     if len({view.lineage for view in tips}) > 1 and arena.options.on_fork == "halt":
         return Outlook("two lineages, and on_fork=halt")
-    found = [_prospect(view, staying) for view in tips]
+    found = [_prospect(arena, view, staying) for view in tips]
     able = [extra_s for extra_s in found if extra_s is not None]
     if not able:
         return Outlook("no living quorum that holds the base")
@@ -67,7 +68,26 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     if any(_is_poisoned(view, staying) for view in tips):
         return Outlook("memory errors without a majority against them")
     waits_s = max([meeting_s, *filter(None, wanting)])
-    return Outlook("recovered", True, min(able) + several + waits_s)
+    waits_s += _handing_over_s(arena)
+    # Of several lineages one may be of somebody who can only dial out, and the others meet first.
+    everyone = _has_hub(arena, left) and (len(tips) == 1 or not arena.outbound)
+    return Outlook("recovered", True, min(able) + several + waits_s, everyone)
+
+
+def _handing_over_s(arena: Arena) -> float:
+    """How long it may take until somebody coordinates who has a link to all."""
+    has_pairs = bool(arena.outbound or arena.unlinkable)
+    return arena.timing.better_s + LOST_S if has_pairs else 0.0
+
+
+def _has_hub(arena: Arena, left: set[str]) -> bool:
+    """Return whether any coordinator has to come to have links to all, also to those outside.
+
+    Who can be dialled has them, and takes over from who cannot. Between two without a common
+    protocol nobody knows of the one that is outside.
+    """
+    coming = [host.name for host in arena.hosts.values() if host.name not in left]
+    return not arena.unlinkable and any(name not in arena.outbound for name in coming)
 
 
 def _resumes(arena: Arena, left: set[str]) -> bool:
@@ -130,7 +150,15 @@ def _tips(arena: Arena, staying: Iterable[Host]) -> list[View]:
     return [view for lineage, view in latest.items() if newest[lineage] == view]
 
 
-def _prospect(view: View, staying: Iterable[Host]) -> float | None:
+def _is_linked_quorum(arena: Arena, view: View, present: Iterable[bytes]) -> bool:
+    """Return whether one of these could be elected and coordinate."""
+    here = [*present]
+    return any(
+        is_quorum(view, [peer for peer in here if not arena.are_apart(lead, peer)]) for lead in here
+    )
+
+
+def _prospect(arena: Arena, view: View, staying: Iterable[Host]) -> float | None:
     """How much longer than usual this view may take to go on; None if it cannot."""
     voters = _voters(view, staying)
     extra_s = 0.0
@@ -139,7 +167,9 @@ def _prospect(view: View, staying: Iterable[Host]) -> float | None:
     bound = {proposal for proposal in accepted if not proposal.fork}
     for each in {view, *bound}:
         present = _voters(each, staying)
-        if not is_quorum(each, present):
+        if not _is_linked_quorum(arena, each, present):
+            if arena.outbound or arena.unlinkable:
+                return None  # each who goes on alone knows less than all together
             able = [n for n in present.values() if not n.follower.unsynced]
             if not each.may_fork or not able:
                 return None
@@ -175,6 +205,8 @@ def _wants_trainers(arena: Arena, tips: list[View], left: set[str]) -> float | N
     many never come. Nobody trains in a lineage of too few until the others are met."""
     needed = max(arena.options.min_trainers, *arena.checker.decisions.asked, 1)
     hosts = [h for h in arena.hosts.values() if h.name not in left and h.trains]
+    if needed > 1 and arena.outbound and not _has_hub(arena, left):
+        return None  # each goes on alone, and they never meet
     able = [host for host in hosts if host.node.me.role == REPLICA]
     if needed > 1 and len(able) < needed:
         return None

@@ -15,7 +15,7 @@ from atoll.peer.membership.events import Configured
 from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.view import Rules
 
-__all__ = ["FAULT_KINDS", "PROFILES", "Options", "draw"]
+__all__ = ["FAULT_KINDS", "NAMES", "PROFILES", "Options", "draw"]
 
 # Weighted: what one seed may do to a run. "burst" needs the datagram network.
 FAULT_KINDS = (
@@ -55,6 +55,10 @@ RARE = {"flip", "garble", "mass_leave", "leave", "mass_join"}
 PROFILES = {"": 87, "holders": 4, "split": 4, "power": 4, "birth": 1}
 
 
+PAIRS_SHARE = 0.12  # of the seeds, in which some pairs have no link
+NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     seed: int
@@ -91,6 +95,8 @@ class Options:
     bans: int = 0  # peers that are found out to lie
     min_trainers: int = 1  # of the run's specification ...
     asks: tuple[int, ...] = ()  # ... and what members ask for, one after the other
+    outbound: str = ""  # names of hosts that can only dial out
+    unlinkable: tuple[str, ...] = ()  # pairs of names that have no common protocol
 
     @property
     def rules(self) -> Rules:
@@ -165,13 +171,28 @@ def draw(seed: int) -> Options:
         plain = replace(plain, min_trainers=luck.choice((2, 2, min(3, hosts - plain.witnesses))))
     if luck.random() < 0.15:
         plain = replace(plain, asks=tuple(luck.choices((1, 2, 3), k=luck.choice((1, 2)))))
+    plain = _with_pairs(plain)
     profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
     bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
     bent = replace(bend(plain, dice), profile=profile) if bend is not None else plain
     # With fewer replicas than have to count no round is ever begun, and rightly so.
     replicas = bent.hosts - bent.witnesses
+    if bent.profile == "power" or bent.bootstrap == "cradle":  # who founds together is linked
+        bent = replace(bent, outbound="", unlinkable=())
     bent = bent if replicas >= bent.least else replace(bent, least=1)
     return bent if replicas >= bent.min_trainers else replace(bent, min_trainers=1)
+
+
+def _with_pairs(plain: Options) -> Options:
+    """Some can only dial out, or a pair has no common protocol; the founder has links to all."""
+    luck, names = random.Random(f"links {plain.seed}"), NAMES[1 : plain.hosts]
+    if len(names) < 2 or luck.random() >= PAIRS_SHARE:
+        return plain
+    # Of those outside who cannot reach the coordinator nobody knows: none may be needed.
+    if luck.random() < 0.3 and plain.min_trainers == 1 and not plain.asks:
+        pairs = ("".join(sorted(luck.sample(names, 2))) for _ in range(luck.choice((1, 1, 2))))
+        return replace(plain, unlinkable=tuple(sorted({*pairs})))
+    return replace(plain, outbound="".join(sorted(luck.sample(names, luck.randint(2, len(names))))))
 
 
 def _holders(plain: Options, dice: random.Random) -> Options:

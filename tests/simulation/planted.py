@@ -89,7 +89,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "silence of one with a link counts",
         "election",
-        " - self._here.linked - {",
+        " - here.linked - {",
         " - {",
         test=UNIT + "keeping_members.py::test_who_does_not_answer_a_deaf_candidate_is_not_silent",
     ),
@@ -279,7 +279,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rounds of too few trainers begin",
         "participation",
-        "if not self.terms.asynchronous and not self.has_trainers(number, arrived, present):",
+        "if not self.terms.asynchronous and not self.has_trainers(number, here, present):",
         "if False:",
         test=UNIT + "trainers.py::test_a_hung_trainer_is_waited_for_by_name",
     ),
@@ -385,6 +385,56 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if ban.peer not in self._bans:\n",
         "            if not ban.evidence:\n",
         test=UNIT + "bans.py::test_nobody_votes_for_a_ban_that_it_does_not_believe",
+    ),
+    Mutant(
+        "a pair without a link is a broken edge",
+        "attempt",
+        "named = {*miss.peers} - self.links.unlinked(source, participants)",
+        "named = {*miss.peers}",
+        test=UNIT + "attempt.py::test_a_pair_without_a_link_is_no_broken_edge",
+    ),
+    Mutant(
+        "any holder will do",
+        "attempt",
+        "near = [holder for holder in holders if links.are_linked(holder, peer)]",
+        "near = holders",
+        test=UNIT + "attempt.py::test_who_copies_the_result_is_sent_to_a_holder_it_has_a_link_to",
+    ),
+    Mutant(
+        "chunks are kept that some cannot copy",
+        "attempt",
+        "return [] if far else named",
+        "return named",
+        test=UNIT + "attempt_cleanup.py::test_of_holders_those_are_named_that_all_can_copy_from",
+    ),
+    Mutant(
+        "one end says that there is no link",
+        "link_graph",
+        "if peer in lacking.get(other, ())",
+        "if True",
+        test=UNIT + "link_graph.py::test_a_pair_is_apart_when_both_say_so",
+    ),
+    Mutant(
+        "anybody owns",
+        "coordinator",
+        "may and links.reaches(peer, chosen) for",
+        "may for",
+        test=UNIT + "unlinked_pairs.py::test_two_outbound_of_four_own_nothing_and_exchange_nothing",
+    ),
+    Mutant(
+        "who cannot hear the coordinator is voted out",
+        "admission",
+        "self._roster.removable(now_s).difference(spared)",
+        "self._roster.removable(now_s)",
+        test=UNIT
+        + "unlinked_pairs.py::test_a_member_without_a_link_to_its_coordinator_is_not_voted_out",
+    ),
+    Mutant(
+        "hopeless candidates ask",
+        "consensus",
+        "alone = self.proposal is None and self._electorate.is_hopeless()",
+        "alone = False",
+        test=UNIT + "unlinked_pairs.py::test_who_has_links_to_too_few_asks_nobody",
     ),
 )
 

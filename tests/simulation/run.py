@@ -90,8 +90,9 @@ def _seen(arena: Arena) -> dict[str, int]:
     seen["views with newcomers"] = sum(bool(view.newcomers) for view in views)
     seen["views that remember somebody"] = sum(bool(view.absent) for view in views)
     seen["views with bans"] = sum(bool(view.banned) for view in views)
+    seen["runs with unlinked pairs"] = int(bool(arena.outbound or arena.unlinkable))
     seen["resumed views"] = sum(v.number == 1 and v.base_round > 0 for v in views)
-    for kind in ("yield", "base-lost", "excluded", "diverged", "held"):
+    for kind in ("yield", "base-lost", "excluded", "diverged", "held", "links", "hand-over"):
         seen[kind] = arena.noted[kind]
     return {what: count for what, count in sorted(seen.items()) if count}
 
@@ -132,6 +133,8 @@ def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
         if not _waits_apart(arena):
             raise
         return "held: those who count wait with different calls"
+    if not found.everyone:
+        return "recovered, without some"
     end_s = REJOIN_S + transfer_s + waits_s + 0.5 * len(arena.hosts)
     goal = start + 2
     _until(

@@ -5,6 +5,11 @@ Heartbeats are left out and so is what the trainers do. `make scenarios-rewrite`
 anew: read the difference before you commit it.
 
     hosts a b c            processes with their trainers; `hosts a b w:witness` gives a role
+    outbound NAMES         these can only dial out; before `hosts`, as is the next one
+    nolink A B             these have no common protocol
+    unlink A B / relink A B   they lose their link, and have one again
+    unreachable NAME       it finds out that nobody can dial it
+    soon 5s                hand over after so long to who has more links, and not after a minute
     rules POLICY ON_LOST ON_FORK MIN_TRAINERS
     form                   found, join, attach, two rounds (not in the transcript)
     quiet                  forget the transcript so far
@@ -22,6 +27,7 @@ anew: read the difference before you commit it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from harness.cluster import Cluster, peer_id, short
@@ -79,6 +85,30 @@ class Script:
             peer, _, role = name.partition(":")
             self.cluster.add(peer, role or "replica")
             self.names += peer
+
+    def do_outbound(self, names: str) -> None:
+        self.cluster.outbound |= {*names}
+
+    def do_nolink(self, a: str, b: str) -> None:
+        self.cluster.unlinkable.add(frozenset((peer_id(a), peer_id(b))))
+
+    def do_unreachable(self, name: str) -> None:
+        self.cluster.give(name, ev.Reach(outbound=True))
+
+    def do_unlink(self, a: str, b: str) -> None:
+        """The link is gone, and cannot be made."""
+        self.do_nolink(a, b)
+        for here, there in ((a, b), (b, a)):
+            self.cluster.give(here, ev.LinkDown(peer_id(there), "reset"))
+
+    def do_relink(self, a: str, b: str) -> None:
+        self.cluster.unlinkable.discard(frozenset((peer_id(a), peer_id(b))))
+        self.cluster.link(a, b)
+
+    def do_soon(self, duration: str) -> None:
+        self.cluster.timing = replace(
+            self.cluster.timing, better_s=float(duration.removesuffix("s"))
+        )
 
     def do_rules(
         self, policy: str, on_lost: str = "halt", on_fork: str = "auto", min_trainers: str = "0"

@@ -265,3 +265,50 @@ def test_without_its_only_reachable_member_a_run_waits() -> None:
     cluster.resume("a")
     cluster.until_round("abcd", 3)
     assert cluster.committed > before
+
+
+def test_who_has_links_to_too_few_asks_nobody() -> None:
+    """b and c would only keep d from standing, which alone has links to a quorum."""
+    cluster = running("abcde", "bc")
+    settle(cluster)
+    cluster.pause("d")
+    cluster.kill("a")
+    cluster.kill("e")
+    before = len(cluster.trace)
+    cluster.run(10.0)
+    assert not [line for line in cluster.trace[before:] if " Prepare" in line]
+    assert {*"bc"} <= {*cluster.noted("no-quorum")}
+    cluster.resume("d")
+    cluster.until(lambda: lead_of(cluster) == "d", 5.0)
+    cluster.until_round("bcd", 3)
+
+
+def test_a_coordinator_that_loses_its_quorum_makes_room_for_one_that_has_one() -> None:
+    """b hears c alone, and c hears all: it would stand by b for ever, and not vote for a."""
+    cluster = running("abcd", "", "ad")
+    assert lead_of(cluster) == "b", "it took over to let d in"
+    cluster.run(5.0)
+    for other in "ad":
+        cluster.unlinkable.add(frozenset((peer_id("b"), peer_id(other))))
+        cluster.give("b", ev.LinkDown(peer_id(other), "reset"))
+        cluster.give(other, ev.LinkDown(peer_id("b"), "reset"))
+    cluster.until(lambda: lead_of(cluster) in ("a", "c", "d"), 30.0)
+    cluster.until_round("ac", 3)
+    assert "hand-over" in cluster.host("b").notes
+    cluster.until_round("acd", 3)
+    assert cluster.host("d").node.me.inc == 1, "a has no link to it, but c had: it stayed"
+
+
+def test_who_has_no_link_to_the_coordinator_can_join() -> None:
+    """d has IPv6 alone and a IPv4 alone; b has both, and takes over when d goes on asking it."""
+    cluster = running("abc", "", "ad")
+    cluster.add("d")
+    for name in "bc":
+        cluster.link(name, "d")
+    cluster.train("d")
+    cluster.until(lambda: cluster.in_one_view("abcd"), 3 * cluster.timing.cut_off_s)
+    last = settle(cluster)[-1]
+    assert (participants(last), owners(last)) == ("abcd", "bc")
+    view = cluster.host("a").node.view
+    cluster.run(3 * cluster.timing.cut_off_s)
+    assert cluster.host("a").node.view == view
