@@ -49,7 +49,7 @@ def rounds_with(peer: Peer, count: int) -> list[int]:
 def assert_trains(run: Fleet, names: str, method: str = "diloco") -> None:
     """Everybody takes part in every round, once all have the state, and has the same bits."""
     for name in names:
-        run.train(name, ELEMENTS, inner_s=0.2, codec="float32", method=method)
+        run.train(name, ELEMENTS, inner_s=0.2, method=method)
     assert_goes_on(run, names)
 
 
@@ -87,7 +87,7 @@ def test_two_outbound_of_four_train_and_exchange_nothing_with_each_other(tmp_pat
         assert_trains(run, ALL)
         assert lab.sent_bytes(2, 3) < DIALS_BYTES_MAX
         assert lab.sent_bytes(3, 2) < DIALS_BYTES_MAX
-        assert lab.sent_bytes(2, 0) > ROUNDS * ELEMENTS > DIALS_BYTES_MAX
+        assert lab.sent_bytes(2, 0) > ROUNDS * ELEMENTS / 4 > DIALS_BYTES_MAX  # int8
 
 
 def test_three_outbound_and_one_reachable_train(tmp_path: Path) -> None:
@@ -99,13 +99,12 @@ def test_three_outbound_and_one_reachable_train(tmp_path: Path) -> None:
 def test_two_behind_one_router_train_and_use_their_own_network(tmp_path: Path) -> None:
     with site(tmp_path, nat={(2, 3): "restricted"}) as (lab, run):
         run.form(ALL)
-        before = lab.counters(2).sent_bytes
         assert_trains(run, ALL)
-        rounds = len(rounds_with(run.peers["a"], 4))
-        # With equal shares each sends a quarter to all three others, of its own and of the result.
-        through_the_line = (lab.counters(2).sent_bytes - before) / (rounds * 4 * ELEMENTS)
-        print(f"through the line, vectors for each round: {through_the_line:.2f}")
-        assert through_the_line > 1
+        device = "/sys/class/net/eth0/statistics/tx_bytes"
+        sent = sum(int(lab.run(host, "cat", device).stdout) for host in (2, 3))
+        private = sent - lab.counters(2).sent_bytes
+        # Each sends the other a quarter of its own and a quarter of the result, in int8.
+        assert private > 0.9 * ROUNDS * ELEMENTS
 
 
 def test_two_homes_with_the_same_private_address_train(tmp_path: Path) -> None:
