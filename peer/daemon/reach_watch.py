@@ -168,7 +168,10 @@ class ReachWatch:
             self.own.unanswered(f"{name} was asked already and tries again in a minute")
         else:
             found = DialledBy(reached.asked, reached.observed, reached.answers)
-            self.own.heard(found, leads_here=leads_here(await _resolved(host), reached.observed))
+            advertised, link = await _resolved(host), self._host.link_of(member.peer)
+            own_ip = link.local_ip if link is not None else self._own_ip()
+            leads = leads_here(advertised, reached.observed, own_ip)
+            self.own.heard(found, leads_here=leads)
         self._wake.set()
 
     # ------------------------------------------------------------ saying and telling

@@ -316,12 +316,16 @@ class OthersReach:
         return outbound, tuple(ReachAt(peer, told.address) for peer, told in said if told.address)
 
 
-def leads_here(advertised: Collection[str], observed: str) -> bool:
+def leads_here(advertised: Collection[str], observed: str, own_ip: str) -> bool:
     """Return whether a dial of ``observed`` says something about the advertised addresses.
 
     ``advertised``: the IP addresses of the host that this peer advertises, or its name where that
-    cannot be resolved here. See :func:`judge_answers`.
+    cannot be resolved here. ``own_ip``: what this machine has itself. If that is what others see,
+    there is no router between, and another address that is advertised is a proxy of some kind.
+    Otherwise a private one is of no use to whoever is elsewhere. See :func:`judge_answers`.
     """
     if observed in advertised:
         return True
+    if observed == own_ip:
+        return False
     return not any(address_kind(host) in (PUBLIC, NAME) for host in advertised)

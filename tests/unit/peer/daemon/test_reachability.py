@@ -76,12 +76,14 @@ def test_what_members_got_decides(answers: DialledBy, trigger: ReachTrigger) -> 
 def test_a_failure_elsewhere_than_advertised_proves_nothing() -> None:
     assert judge_answers(found(a=SILENT), leads_here=False) is ReachTrigger.UNANSWERED
     assert judge_answers(found(b=OK), leads_here=False) is ReachTrigger.CONFIRMED
-    assert leads_here([HERE], HERE)
-    assert leads_here(["192.168.1.7"], HERE)  # of no use to whoever is elsewhere
-    assert leads_here(["100.64.0.7"], HERE)
-    assert not leads_here([ELSEWHERE], HERE)
-    assert not leads_here(["gpu.example.org"], HERE)  # it could not be resolved
-    assert leads_here(["2001:db8::1", HERE], HERE)
+    home = "192.168.1.7"
+    assert leads_here([HERE], HERE, HERE)
+    assert leads_here([home], HERE, home)  # of no use to whoever is elsewhere
+    assert leads_here(["100.64.0.7"], HERE, "100.64.0.7")
+    assert not leads_here([home], HERE, HERE)  # a proxy's, in a private network
+    assert not leads_here([ELSEWHERE], HERE, home)
+    assert not leads_here(["gpu.example.org"], HERE, home)  # it could not be resolved
+    assert leads_here(["2001:db8::1", HERE], HERE, home)
 
 
 # ---------------------------------------------------------------- the machine
