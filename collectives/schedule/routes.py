@@ -65,14 +65,18 @@ class Routes:
         return frozenset(found - {ROOT})
 
     def crosses(self, pairs: Collection[tuple[int, int]], roots: Collection[int]) -> bool:
-        """Return whether anything goes between two of ``pairs``, either way, for these roots."""
-        return any(
-            self.up[root][n] == m
-            or self.up[root][m] == n
-            or self.down[root][n] == m
-            or self.down[root][m] == n
-            for root in roots
-            for n, m in pairs
+        """Return whether anything goes between two of ``pairs``, either way, for these roots.
+
+        Each pair is in ascending order. It takes time for each edge, not for each pair and root.
+        """
+        without, sending = frozenset(pairs), frozenset(roots)
+        if self.kind == "butterfly":
+            return any(one in sending or other in sending for one, other in without)
+        return bool(without) and any(
+            (min(peer, parent), max(peer, parent)) in without
+            for root in sending
+            for trees in (self.up, self.down)
+            for peer, parent in enumerate(trees[root])
         )
 
 

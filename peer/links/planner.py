@@ -272,12 +272,12 @@ def plan_rounds(
     pace = paces(network, carried_bytes(choice.routes(), shards, result_bytes / part_bytes))
     pace[np.isinf(network.pair)] = 0.0
     streams = {(source, target): count for source, target, count in choice.streams}
-    told = {}
+    told, without = {}, frozenset(apart)
     for source, peer in enumerate(participants):
         others = [
             target
             for target in range(len(participants))
-            if target != source and (min(source, target), max(source, target)) not in apart
+            if target != source and (min(source, target), max(source, target)) not in without
         ]
         lossy = tuple(_is_lossy(network, source, n, float(pace[source, n])) for n in others)
         told[peer] = StreamPlan(

@@ -72,7 +72,10 @@ class Layout:
         return self.kind != BUTTERFLY or any(peer in peers for peer in owners)
 
     def crosses(self, pairs: Collection[tuple[int, int]]) -> bool:
-        """Return whether participants exchange data that are one of these pairs of positions."""
+        """Return whether participants exchange data that are one of these pairs of positions.
+
+        Each pair is in ascending order.
+        """
         if self.is_pairwise:
             return bool(pairs)
         owners = [n for n, share in enumerate(self.shares) if share]

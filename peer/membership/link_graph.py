@@ -32,6 +32,7 @@ class LinkGraph:
         for one, other in pairs:
             self._apart.setdefault(one, set()).add(other)
             self._apart.setdefault(other, set()).add(one)
+        self._asked: tuple[Sequence[bytes], tuple[tuple[int, int], ...]] = ((), ())
 
     @property
     def is_complete(self) -> bool:
@@ -50,14 +51,21 @@ class LinkGraph:
         return not self.unlinked(peer, others)
 
     def apart(self, among: Sequence[bytes]) -> tuple[tuple[int, int], ...]:
-        """Return the pairs ``among`` these that are apart, as ascending positions there."""
+        """Return the pairs ``among`` these that are apart, as ascending positions there.
+
+        The last answer is kept: there may be very many, and the same is asked again and again.
+        """
+        if among == self._asked[0]:
+            return self._asked[1]
         position = {peer: n for n, peer in enumerate(among)}
         found = (
             (n, position[other])
             for peer, n in position.items()
             for other in self.unlinked(peer, position.keys())
         )
-        return tuple(sorted(pair for pair in found if pair[0] < pair[1]))
+        pairs = tuple(sorted(pair for pair in found if pair[0] < pair[1]))
+        self._asked = (among, pairs)
+        return pairs
 
     def with_owner(
         self, chosen: Collection[bytes], able: Collection[bytes], first: bytes

@@ -16,7 +16,8 @@ phase.py (the table), view_change.py (which view replaces ours), member.py and s
 and state as a member), coordinator.py, attempt.py and admission.py (rounds and members as the
 coordinator), election.py and consensus.py (the next view when the coordinator is lost), forks.py
 (other lineages), joining.py and bootstrap.py (outside the view), signing.py (what is signed),
-heartbeats.py (what others hear of us meanwhile).
+heartbeats.py (what others hear of us meanwhile), link_graph.py, succession.py and callers.py (pairs
+without a link).
 """
 
 from __future__ import annotations

@@ -85,10 +85,11 @@ class DonorTable:
             donor.mute = donor.mute if donor.mute >= MUTE_MAX else 0
 
     def set_goal(self, goal: Goal) -> None:
-        """Set who may give; the coordinator first, if there are more than enough."""
+        """Set who may give; of too many the coordinator, and then those with a link."""
         self._coordinator = goal.coordinator
         able = sorted(
-            (m for m in goal.donors if m.role != WITNESS), key=lambda m: m.peer != goal.coordinator
+            (m for m in goal.donors if m.role != WITNESS),
+            key=lambda m: (m.peer != goal.coordinator, m.peer not in self.linked),
         )[:DONORS_MAX]
         known = self._donors
         self._donors = {}

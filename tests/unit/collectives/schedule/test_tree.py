@@ -225,6 +225,22 @@ def test_neighbours() -> None:
     assert sites.up[4] == (4, 0, 4, 4, ROOT)
 
 
+@pytest.mark.parametrize("kind", SHAPES)
+def test_what_crosses_a_pair(kind: str) -> None:
+    """For all roots together just the neighbours; for some of them less."""
+    for seed in range(5):
+        routes = SHAPES[kind](7, random.Random(seed))
+        for one in range(7):
+            for other in range(one + 1, 7):
+                near = other in routes.neighbours(one) or one in routes.neighbours(other)
+                assert routes.crosses([(one, other)], range(7)) == near
+    star_of_two = star(4)
+    assert not star_of_two.crosses([(2, 3)], [0, 1])
+    assert star_of_two.crosses([(1, 3), (2, 3)], [0, 1])
+    assert not ring([0, 1, 2, 3]).crosses([(0, 2), (1, 3)], range(4))
+    assert not routes.crosses([], range(7))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
