@@ -83,6 +83,7 @@ COMMANDS = {
     "robust": Command("robust_rounds.py --peers 16 --elements 10e6", "--times 5"),
     "audit": Command("audit.py --mbit 50 --rtt-ms 20 --rounds 6", "--times 3"),
     "audit-loopback": Command("audit.py --rounds 6", "--times 3"),
+    "reachable": Command("reachable.py --hosts 4 --mbit 100 --rtt-ms 50", "--times 3"),
     "join": Command("join.py --mib 1024 --mbit 200 --slow 20 --inner 60", "--rounds 5"),
 }
 
@@ -222,6 +223,24 @@ ROWS = (
         "audits, loopback, 8 peers share the cores", "audit-loopback", "loopback/longer", "<= 10 %"
     ),
     Row("... more bytes", "audit-loopback", "loopback/more_bytes", "<= 1 %"),
+    # that of issue 19
+    Row(
+        "one outbound of four: rounds, of all reachable",
+        "reachable",
+        "exchange/one/rounds",
+        ">= 95 %",
+    ),
+    Row("... bytes of who sends most", "reachable", "exchange/one/bytes", "<= 105 %"),
+    Row("two outbound, exchange 30 %: rounds", "reachable", "mixed/two/rounds", ">= 90 %"),
+    Row("... exchange all of it: rounds", "reachable", "exchange/two/rounds", ">= 72 %"),
+    Row("... bytes between the two, a round", "reachable", "exchange/two/between", "<= 8 KiB"),
+    Row(
+        "three outbound: longer than predicted by",
+        "reachable",
+        "exchange/three/over_prediction",
+        "<= 15 %",
+    ),
+    Row("joining, outbound beside reachable", "reachable", "join/over_reachable", "<= 1.2 x"),
     # without a bar
     Row("audits, processors for each peer", "audit-loopback", "loopback/cpu", ""),
     Row("session, float32, 2 trainers, x Gloo", "session", "2/sealed/float32/over_gloo", ""),
