@@ -18,7 +18,8 @@ to each other while they have a coordinator, and one that hears it does not answ
 where a link is up, silence means nothing. Nor does it where there was none before.) The new
 coordinator counts who has been silent as dead from the start, so that no round waits for it.
 
-A candidate without links to a quorum asks nobody: whoever has them is to stand. Without a quorum
+A candidate without links to a quorum asks nobody for a vote, only for news: whoever has them is to
+stand. Without a quorum
 it waits, unless the policy in force lets whoever is left go on: then
 after the fork wait, or at once when the address of everybody missing refuses the connection, the
 promisers alone decide a flagged view in a lineage of its own. A *bootstrap view* is the imaginary
@@ -35,10 +36,18 @@ from atoll.collectives.units import duration, listed
 from atoll.peer.membership.bans import forgets
 from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.consensus import Acceptor, BaseWait, Electorate, Proposer
-from atoll.peer.membership.events import Note
+from atoll.peer.membership.events import Note, Send
 from atoll.peer.membership.failure_detector import FailureDetector
 from atoll.peer.membership.member import MemberState
-from atoll.peer.membership.messages import Accept, Accepted, Prepare, Promise, Proof, Report
+from atoll.peer.membership.messages import (
+    Accept,
+    Accepted,
+    Prepare,
+    ProbeView,
+    Promise,
+    Proof,
+    Report,
+)
 from atoll.peer.membership.phase import Trigger
 from atoll.peer.membership.probation import graduated, wrong_graduation
 from atoll.peer.membership.signing import Signatures
@@ -225,12 +234,23 @@ class Election(Electorate):
         self._promise_again()
         if self.candidate is None:
             return self._watch_coordinator()
-        # With nobody asked a higher ballot gains nothing, and would refuse those of others.
-        if now_s >= self.candidate.retry_at_s and not self.is_hopeless():
-            return self.campaign()
+        if now_s >= self.candidate.retry_at_s:
+            if not self.is_hopeless():
+                return self.campaign()
+            self._ask_for_news(self.candidate)
         self.candidate.step(now_s, self._gone(), self.may_fork())
         self._note_quorum(self.candidate)
         return None
+
+    def _ask_for_news(self, candidate: Proposer) -> None:
+        """Ask whoever is linked for a later view, as a candidate that asks nobody for its vote.
+
+        The others may have gone on. A higher ballot would gain nothing, and refuse those of others.
+        """
+        here = self._here
+        candidate.retry_at_s = here.now_s + here.timing.ballot_retry_s
+        for peer in sorted(here.linked):
+            here.emit(Send(peer, ProbeView(self.view.lineage, self.view.number)))
 
     def _note_quorum(self, candidate: Proposer) -> None:
         """Note once per loss that there is no quorum, when all have had time to answer.

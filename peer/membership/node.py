@@ -534,8 +534,10 @@ class Node:
             if not self._in_step(source, message) or not self._may_speak(source, message):
                 return
             self._here.refused.discard(source)
-            # Not from ourselves: who has yielded must not take itself for alive.
+            # Not from ourselves: who has yielded must not take itself for alive. And who asks for a
+            # later view does not coordinate this one.
             heard = self._is_coordinator(source) and source != self._here.me.peer
+            heard = heard and not isinstance(message, ms.ProbeView)
             if heard and self.election is not None:
                 self.election.heard_coordinator()
         handler(self, source, message)

@@ -56,6 +56,8 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
         return Outlook("two lineages, and on_fork=halt")
     found = [_prospect(arena, view, staying) for view in tips]
     able = [extra_s for extra_s in found if extra_s is not None]
+    if able and not _is_linked_replica(arena, staying):
+        return Outlook("no replica has links to all others")
     if not able:
         return Outlook("no living quorum that holds the base")
     wanting = [_wants_counting(arena, view, left) for view in tips]
@@ -156,6 +158,13 @@ def _is_linked_quorum(arena: Arena, view: View, present: Iterable[bytes]) -> boo
     return any(
         is_quorum(view, [peer for peer in here if not arena.are_apart(lead, peer)]) for lead in here
     )
+
+
+def _is_linked_replica(arena: Arena, staying: list[Host]) -> bool:
+    """Return whether one holds a result from which all can copy it: a witness hands on nothing."""
+    inside = [host for host in staying if host.node.view is not None]
+    replicas = [host.peer for host in inside if host.node.follower.is_replica]
+    return any(not any(arena.are_apart(one, peer) for peer in replicas) for one in replicas)
 
 
 def _prospect(arena: Arena, view: View, staying: Iterable[Host]) -> float | None:

@@ -152,7 +152,7 @@ def _waits_apart(arena: Arena) -> bool:
     who count wait with another call: nobody tells them before it begins (docs/log.md)."""
     leads = [host.node.coordinator for host in arena.living() if host.node.coordinator]
     return any(
-        " is held: " in lead.eligibility.held
+        (" is held: " in lead.eligibility.held or lead.eligibility.left_out)
         and len({beat.operation for beat in lead.roster.heartbeats.values() if beat.arrived}) > 1
         for lead in leads
     )

@@ -312,3 +312,16 @@ def test_who_has_no_link_to_the_coordinator_can_join() -> None:
     view = cluster.host("a").node.view
     cluster.run(3 * cluster.timing.cut_off_s)
     assert cluster.host("a").node.view == view
+
+
+def test_who_asks_nobody_for_its_vote_hears_of_later_views() -> None:
+    """b has a link to d alone, and the view changes without it."""
+    patient = replace(Timing(), better_s=1000.0, cut_off_s=1000.0)
+    cluster = running("abcde", timing=patient)
+    for other in "ace":
+        cluster.unlinkable.add(frozenset((peer_id("b"), peer_id(other))))
+        cluster.give("b", ev.LinkDown(peer_id(other), "reset"))
+        cluster.give(other, ev.LinkDown(peer_id("b"), "reset"))
+    cluster.run(5.0)
+    cluster.kill("e")
+    cluster.until(lambda: cluster.in_one_view("abcd"), 20.0)
