@@ -102,6 +102,7 @@ class Reconnector:
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
         self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
+        self._silent_since_s = float("inf")  # since when a link is silent
 
     def reach_any(
         self, addresses: Sequence[str], fingerprint: bytes | None
@@ -164,13 +165,21 @@ class Reconnector:
         """Dial again, and end data streams, where nothing gets through any more.
 
         What a router has forgotten of one link it has forgotten of all that were dialled from here,
-        and on most of them nothing is said that would show it.
+        and on most of them nothing is said that would show it. So the others are dialled again too,
+        once for each time that some are silent: it may be only the other side that is gone.
         """
         peers = self._host.link_peers()
         silent = {p for p in peers if silence_s(self._host.tcp_info(p)) >= SILENT_S}
+        if not silent:
+            self._silent_since_s = float("inf")
+        else:
+            now_s = asyncio.get_running_loop().time()
+            self._silent_since_s = min(self._silent_since_s, now_s)
         for peer in peers if silent else ():
             link = self._host.link_of(peer)
-            if link is not None and link.dialled_address:
+            if link is None or not link.dialled_address:
+                continue
+            if peer in silent or link.since_s < self._silent_since_s:
                 self.dial(peer, link.dialled_address, anew=True)
         for peer, stream in self._streams.outgoing():
             if peer not in silent and silence_s(stream.tcp_info()) >= STREAM_SILENT_S:
@@ -224,7 +233,7 @@ class Reconnector:
                 self._daemon.dial_failed(error)
             return
         if anew:
-            self._host.log(f"a new connection to {short(found)} has replaced one that was silent")
+            self._host.log(f"a new connection to {short(found)} has replaced one, for silence")
         self._failed.pop(address, None)
         self.answered(address, found)
         self._pauses.pop(address, None)

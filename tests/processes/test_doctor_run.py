@@ -5,6 +5,7 @@ Each line is looked at with the command's exit code and in its --json; nothing i
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import threading
@@ -261,6 +262,7 @@ def test_dial_back_tells_who_got_through_and_who_did_not(tmp_path: Path) -> None
         assert set(found["dial-back"]["value"].values()) == {"silent"}
 
 
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft, of the package nftables")
 def test_a_slow_link_and_a_private_address_behind_nat(tmp_path: Path) -> None:
     """The doctor's host is behind d: its packets leave with d's address."""
     with Net("ad", rate_bps={"d": 1e6}) as net, fleet(tmp_path, net) as run:
