@@ -30,7 +30,7 @@ def _forwarder(request: pytest.FixtureRequest) -> None:
         pytest.skip(f"a lab needs a C compiler, one of {', '.join(COMPILERS)}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def routers() -> None:
     """Skip where no router can be made."""
     try:

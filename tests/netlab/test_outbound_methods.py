@@ -29,7 +29,7 @@ GROUPS = {"NoLoCo": 2}  # how many are in a step of those methods where it is no
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
+def lab(routers: None) -> Iterator[Lab]:
     with Lab(3, rate_mbit=100.0, rtt_ms=10.0, nat={2: "restricted"}) as made:
         yield made
 
