@@ -115,7 +115,7 @@ def test_who_reads_a_moment_later_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 def test_nobody_withholds_anything_from_whom_it_has_no_link_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What one misses may have been said: the attempt fails without the one that was cut off."""
+    """Let the attempt fail without the one that was cut off: what one misses may have been said."""
     begin = World._begin
 
     def without_links(world: World, terms: AuditTerms) -> None:

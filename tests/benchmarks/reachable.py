@@ -1,4 +1,4 @@
-"""What peers that can only dial out cost a run: rounds, bytes, the plan, joining; as root.
+"""Measure what peers that can only dial out cost a run: rounds, bytes, the plan, joining; as root.
 
     python tests/benchmarks/reachable.py [--hosts 4] [--mbit 100] [--rtt-ms 50] [--mib 16]
         [--rounds 5] [--times 3] [--sides one two three] [--kinds exchange mixed]

@@ -23,7 +23,7 @@ class cuda:
 
 
 class Examined(NamedTuple):
-    """What the command answered with --json, its exit code, and its errors."""
+    """Hold what the command answered with --json, its exit code, and its errors."""
 
     code: int
     document: dict[str, Any]

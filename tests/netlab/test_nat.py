@@ -1,4 +1,4 @@
-"""What routers of a lab let through, and what they change, seen by plain sockets on its hosts."""
+"""Look with plain sockets what routers of a lab let through, and what they change."""
 
 from __future__ import annotations
 

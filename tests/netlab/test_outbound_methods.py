@@ -158,7 +158,7 @@ def test_audited_rounds_with_a_peer_that_can_only_dial_out(run: Fleet) -> None:
 def test_an_archive_that_can_only_dial_out_keeps_checkpoints_and_serves(
     lab: Lab, tmp_path: Path
 ) -> None:
-    """Who comes when all others are gone loads the state from it, on a connection that it made."""
+    """Let a peer that comes back load what it lacks while the archive follows."""
     with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much as needed
         run.form("ab")
         folder = tmp_path / "kept"
