@@ -241,7 +241,7 @@ class SyncClient:
             self._unreachable.pop(member.peer, None)
 
     def _note_unreachable(self, member: Member, why: str) -> None:
-        if self._unreachable.get(member.peer) != why:
+        if self._unreachable.get(member.peer) != why and self.is_working:  # else it needs nobody
             self._unreachable[member.peer] = why
             self._owner.log(f"cannot get the state from {short(member.peer)}: {why}")
 

@@ -114,6 +114,22 @@ def test_two_homes_with_the_same_private_address_train(tmp_path: Path) -> None:
         assert_trains(run, ALL)
 
 
+# ---------------------------------------------------------------- who dies and comes back
+
+
+def test_coordinator_and_outbound_peer_are_killed_and_come_back(tmp_path: Path) -> None:
+    with site(tmp_path, nat={3: "restricted"}) as (_, run):
+        run.form(ALL)
+        assert_trains(run, ALL)
+        for name in (run.coordinator, "d"):
+            run.peers[name].kill()
+            run.peers[name].ends()
+            assert_goes_on(run, ALL.replace(name, ""))
+            run.restart(name)
+            run.sees(name, len(ALL))
+            assert_goes_on(run, ALL)
+
+
 # ---------------------------------------------------------------- what changes in time
 
 
