@@ -17,7 +17,6 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from atoll.collectives.errors import AtollError, CheckpointError, ConfigError, StateError
@@ -26,6 +25,7 @@ from atoll.collectives.units import duration, size
 from atoll.peer.checkpoint.format import StateLayout, latest_first
 from atoll.peer.checkpoint.reader import STATE_FILE, candidates, open_checkpoint, readable
 from atoll.peer.checkpoint.writer import CheckpointWriter, WrittenCheckpoint, make_private
+from atoll.peer.daemon.ports import CheckpointPort
 from atoll.peer.membership.view import View
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
@@ -54,8 +54,8 @@ def is_due(
 class Checkpointer:
     """Write checkpoints when they are due, in a worker thread of its own.
 
-    All but that thread lives in the event loop. ``note(kind, text)`` takes events of kind
-    "checkpoint" (written, or overtaken by rounds) and "disk" (what the disk did not do).
+    All but that thread lives in the event loop. Events are of kind "checkpoint" (written, or
+    overtaken by rounds) and "disk" (what the disk did not do).
     """
 
     def __init__(
@@ -66,16 +66,18 @@ class Checkpointer:
         run: str,
         secret: bytes,
         home: Home,
-        incarnation: Callable[[], int],
-        note: Callable[[str, str], None],
+        daemon: CheckpointPort,
+        quiet: bool = False,
     ) -> None:
-        """Prepare the folder. Raise ConfigError if it cannot be made or written to."""
+        """Prepare the folder. Raise ConfigError if it cannot be made or written to.
+
+        ``quiet``: only the first one that is written has a line in the log, and what goes wrong.
+        """
         self._writer = CheckpointWriter(
             Path(folder).absolute(), run, secret, home.peer_id, home.sign
         )
         self._every = every
-        self._incarnation = incarnation
-        self._note = note
+        self._daemon, self._quiet = daemon, quiet
         self._view: View | None = None
         self._thread: threading.Thread | None = None
         self.idle = asyncio.Event()  # set while none is being written
@@ -107,11 +109,11 @@ class Checkpointer:
         if mode & 0o077:
             folder = self._writer.folder
             what = f"other users may enter {folder} (mode {mode:04o}), not the checkpoints in it"
-            self._note("checkpoint", f"{what}; to hide their names too: chmod 700 {folder}")
+            self._daemon.note("checkpoint", f"{what}; to hide their names too: chmod 700 {folder}")
 
     async def look_for_room(self, state: ReplicatedState) -> None:
         """Warn before hours of training if the disk is too small for checkpoints of ``state``."""
-        nbytes = _bytes_of(state)
+        nbytes = checkpoint_bytes(state)
         try:
             room = await asyncio.to_thread(self._folder.room_bytes)
         except OSError:
@@ -123,10 +125,20 @@ class Checkpointer:
         elif room < 2 * nbytes:
             what = f"the disk of {self._writer.folder} has room for one checkpoint, and for no next"
         if what:
-            self._note("disk", f"{what}: {takes}; {fix}")
+            self._daemon.note("disk", f"{what}: {takes}; {fix}")
         elif room < (KEPT + 1) * nbytes:
             what = f"the disk of {self._writer.folder} has no room for {KEPT + 1} checkpoints"
-            self._note("checkpoint", f"{what}: {takes}; the older one goes before one is written")
+            self._daemon.note(
+                "checkpoint", f"{what}: {takes}; the older one goes before one is written"
+            )
+
+    def room_bytes(self) -> int:
+        """Return the bytes that checkpoints have, and may have beside, on their disk. OSError."""
+        return self._folder.room_bytes()
+
+    def stop(self) -> None:
+        """Write none any more."""
+        self._writer.stopped.set()
 
     @property
     def writing(self) -> bool:
@@ -160,7 +172,7 @@ class Checkpointer:
         self._began_s = time.monotonic()
         self.idle.clear()
         work = functools.partial(
-            self._work, asyncio.get_running_loop(), state, log, self._incarnation()
+            self._work, asyncio.get_running_loop(), state, log, self._daemon.incarnation()
         )
         self._thread = worker(work, "checkpoint")  # a disk that hangs does not keep the process
         self._thread.start()
@@ -218,7 +230,9 @@ class Checkpointer:
         """Return why there is no checkpoint on a full disk, with numbers."""
         space = os.statvfs(self._writer.folder)
         free = size(space.f_bavail * space.f_frsize)
-        return f"it takes {size(_bytes_of(state))}, and {self._writer.folder} has {free} free"
+        return (
+            f"it takes {size(checkpoint_bytes(state))}, and {self._writer.folder} has {free} free"
+        )
 
     def _current_view(self) -> View:
         assert self._view is not None  # committed() has set it
@@ -227,10 +241,20 @@ class Checkpointer:
     # ------------------------------------------------------------ in the event loop again
 
     def _finished(self, written: WrittenCheckpoint | None, kind: str, text: str) -> None:
+        is_news = kind != "checkpoint" or self.latest is None or not self._quiet
         self.latest = written or self.latest
         self.idle.set()
-        if written or not self._writer.stopped.is_set():
-            self._note(kind, text)
+        if is_news and (written or not self._writer.stopped.is_set()):
+            self._daemon.note(kind, text)
+        if written:
+            self._daemon.checkpointed()
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of the checkpoints of this history that are in the folder."""
+        history = (self._view.lineage, *self._view.ancestors) if self._view is not None else ()
+        found = candidates(self._writer.folder, self._writer.run)
+        manifests = readable(found, run=self._writer.run, secret=self._writer.secret)
+        return [m.round for m in manifests.values() if m.lineage in history]
 
 
 class CheckpointFolder:
@@ -298,7 +322,7 @@ class CheckpointFolder:
         return True
 
 
-def _bytes_of(state: ReplicatedState) -> int:
+def checkpoint_bytes(state: ReplicatedState) -> int:
     """Return the bytes of a checkpoint of ``state``; its manifest has some KiB on top."""
     return StateLayout.of(state.manifest, 0, bytes(32)).total_bytes
 

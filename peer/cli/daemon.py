@@ -23,6 +23,7 @@ from atoll.peer.cli.admission import (
     given_invite,
 )
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
+from atoll.peer.durable import DURABLE, ROUNDS
 from atoll.peer.membership.view import (
     ARCHIVE,
     DEFAULT_RULES,
@@ -94,6 +95,13 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
         add_checkpoint_options(verb)
     for verb in (up, join):
         verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
+        verb.add_argument(
+            "--durable",
+            choices=DURABLE,
+            default=ROUNDS,
+            help="what this peer still knows when it is started again: its votes and the rounds"
+            " (the default), its votes alone, or nothing",
+        )
     _add_founding_options(up)
     add_admission_options(up)
     return up, join, follow
@@ -308,8 +316,6 @@ def _start(
     """
     from atoll.peer.daemon.options import DaemonOptions  # here, so that `atoll status` starts fast
 
-    if rejoins and not contacts:
-        raise _lost_run(run)
     role = getattr(parsed, "role", WITNESS if parsed.witness else REPLICA)
     if parsed.checkpoint is None and parsed.every is not None:
         raise ConfigError("--every without --checkpoint", fix="add --checkpoint DIR")
@@ -328,6 +334,7 @@ def _start(
         contacts=contacts,
         role=role,
         rules=_rules(parsed, how.get("resume")),
+        durable=parsed.durable,
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
         every=parsed.every or EVERY_DEFAULT,
         per_address=parsed.per_address,
@@ -360,11 +367,16 @@ async def _serve(
     home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool, log: _Log
 ) -> int:
     from atoll.peer.daemon.daemon import Daemon
+    from atoll.peer.daemon.memory import open_memory
     from atoll.peer.daemon.reach_lines import who_can_join
     from atoll.peer.daemon.status import missing_founders
 
     os.umask(PRIVATE_UMASK)
-    daemon = Daemon(home, options, log.say)
+    memory = await asyncio.to_thread(open_memory, home, options)
+    remembers = memory is not None and memory.contents.recovered.view is not None
+    if rejoins and not options.contacts and not remembers:
+        raise _lost_run(options.run)
+    daemon = Daemon(home, options, log.say, memory)
     interrupts = 0
 
     def interrupt() -> None:

@@ -11,9 +11,11 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from atoll.collectives.codecs import U8
 from atoll.collectives.errors import (
     AtollError,
     ConnectError,
@@ -23,9 +25,11 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.native import say_once
 from atoll.collectives.threads import workers
-from atoll.collectives.units import duration
+from atoll.collectives.units import duration, size
+from atoll.peer.checkpoint.schedule import Checkpointer, checkpoint_bytes
 from atoll.peer.daemon.admin_service import AdminService
 from atoll.peer.daemon.event_log import EventLog
+from atoll.peer.daemon.memory import HomeMemory
 from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
@@ -36,6 +40,7 @@ from atoll.peer.links.messages import AboutLinks, StreamPlan
 from atoll.peer.links.planner import round_bytes
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
@@ -48,6 +53,7 @@ from atoll.peer.net.invite import format_address
 from atoll.peer.net.reach_messages import ReachTold
 from atoll.peer.net.wire import name_of, wire_of
 from atoll.peer.rounds.salvage import FetchKept
+from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.messages import ANSWERED_BY_DONORS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.streams.stream import DataStream
 from atoll.peer.vectors.messages import AboutVectors
@@ -61,6 +67,7 @@ MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at 
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 # Messages that are heard also while it is asked whether the run lives.
 BEFORE_THE_RUN = ABOUT_PASSES | ABOUT_BANS | {name_of(ReachTold(False))}
+ROUNDS_KEPT = 10  # beside two checkpoints, for which a home is to have room
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
@@ -71,16 +78,23 @@ class Daemon:
     It returns nothing or raises AtollError.
     """
 
-    def __init__(self, home: Home, options: DaemonOptions, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        home: Home,
+        options: DaemonOptions,
+        say: Callable[[str], None],
+        memory: HomeMemory | None = None,
+    ) -> None:
+        """Make a daemon that goes on where the ``memory`` of its home ends; None: it has none."""
         event_log = EventLog(say)
         self.note = event_log.note
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        # A restart is a new memory too: it has forgotten its votes.
-        self._life = self._inc = home.next_incarnation(time.time_ns())
-        self.parts = Components(home, options, event_log, self)
+        self._life = home.next_incarnation(time.time_ns())
+        self._inc = memory.incarnation(self._life) if memory is not None else self._life
+        self.parts = Components(home, options, event_log, self, memory)
         self.node, self.host = self.parts.node, self.parts.host
         self.executor = self.parts.executor
         self._message_handlers = self._message_table()
@@ -108,6 +122,8 @@ class Daemon:
             handlers = parts.trainers.handlers() | parts.vectors.handlers() | admin.handlers()
             parts.ipc_server.start(handlers, parts.vectors.gone)
             self.spawn(self.executor.run())
+            if parts.durability is not None:
+                self.spawn(parts.durability.run())
             self.spawn(parts.monitor.run())
             self.spawn(parts.planner.run())
             self.spawn(parts.reach.run())
@@ -122,6 +138,9 @@ class Daemon:
     async def _enter(self) -> None:
         """Found the run, wait for other founders, or reach a member."""
         parts, options = self.parts, self.parts.options
+        if self._remembers():
+            self._hear_of_links()
+            return
         loaded, begins = options.resume, first_event(options, self.advertised())
         if loaded is not None:
             self.executor.restore(loaded)
@@ -141,6 +160,19 @@ class Daemon:
             await parts.addresses.save_view(self.node.view)  # before anybody can rely on the run
         else:
             self.spawn(self._say_who_is_missing())
+
+    def _remembers(self) -> bool:
+        """Go on in the view that this peer's home remembers; return whether it remembers one."""
+        memory = self.parts.memory
+        if memory is None:
+            return False
+        for line in memory.contents.lines:
+            self.note("recovered", line)
+        if memory.contents.recovered.view is None:
+            return False
+        self.executor.recover(memory.contents)
+        self.feed(ev.Tick())
+        return True
 
     async def _reach_any(self) -> None:
         """Reach any peer of the run, unless this one is told to end meanwhile.
@@ -234,6 +266,8 @@ class Daemon:
         parts.vectors.close()
         parts.audits.close()
         self.executor.close()
+        if parts.durability is not None:
+            parts.durability.close()
         await self.host.close()
         parts.ipc_server.close()
 
@@ -272,10 +306,29 @@ class Daemon:
         if wire != self.node.follower.spec:
             terms = terms_of(spec)
             if self.parts.checkpointer is not None:
-                self.spawn(self.parts.checkpointer.look_for_room(self.executor.state))
+                self.spawn(self._look_for_room(self.parts.checkpointer, self.executor.state))
             if spec.audit:
                 self.spawn(asyncio.to_thread(self.parts.audits.preload))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
+
+    async def _look_for_room(self, checkpointer: Checkpointer, state: ReplicatedState) -> None:
+        """Say what the disk has no room for; keep votes only where it is too small for rounds."""
+        durability = self.parts.durability
+        if durability is None or not durability.keeps_rounds or self.parts.options.checkpoint:
+            await checkpointer.look_for_room(state)
+            return
+        needed_bytes = 2 * checkpoint_bytes(state) + ROUNDS_KEPT * state.result_bytes
+        free_bytes = await asyncio.to_thread(checkpointer.room_bytes)
+        if free_bytes < needed_bytes:
+            durability.keep_votes_only()
+            checkpointer.stop()
+            self.note(
+                "disk",
+                f"{self.parts.home.path} has {size(free_bytes)} of room, and rounds that survive a"
+                f" restart take {size(needed_bytes)}: this peer remembers its votes only, and"
+                " fetches the state from others when it is started again; make room, or give it"
+                " another --home",
+            )
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """Act on a state that has changed: tell the checkpointer; an archive saves addresses."""
@@ -298,15 +351,19 @@ class Daemon:
 
     def _effect_table(self) -> dict[type, Callable[[Any], object]]:
         """Return what carries out each effect of the membership machine."""
-        return self.executor.handlers() | {
-            ev.Send: lambda e: self.host.send(e.peer, e.message),
-            ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
-            ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
-            ev.Installed: lambda e: self._on_installed(e.view),
-            ev.Renew: lambda e: self.spawn(self._renew()),
-            ev.Left: lambda e: self.spawn(self._on_left()),
-            ev.Note: lambda e: self._on_note(e),
-        }
+        return (
+            self.executor.handlers()
+            | {
+                ev.Send: lambda e: self.host.send(e.peer, e.message),
+                ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
+                ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
+                ev.Installed: lambda e: self._on_installed(e.view),
+                ev.Renew: lambda e: self.spawn(self._renew()),
+                ev.Left: lambda e: self.spawn(self._on_left()),
+                ev.Note: lambda e: self._on_note(e),
+            }
+            | (self.parts.durability.handlers() if self.parts.durability is not None else {})
+        )
 
     def _message_table(self) -> dict[str, Callable[[bytes, Any], None]]:
         """Return who takes each message of another peer, by its name on the wire."""
@@ -374,6 +431,16 @@ class Daemon:
         self.stop(IdentityInUseError(what, fix=COPIED_HOME_FIX))
 
     # ------------------------------------------------------------ what components ask (ports.py)
+
+    def lend_result(self, ready: ReadyRecord) -> AbstractContextManager[U8 | None]:
+        return self.executor.lend_result(ready)
+
+    def checkpoint_rounds(self) -> Collection[int]:
+        return self.parts.checkpointer.rounds() if self.parts.checkpointer is not None else ()
+
+    def checkpointed(self) -> None:
+        if self.parts.durability is not None:
+            self.parts.durability.checkpointed()
 
     def life(self) -> int:
         return self._life

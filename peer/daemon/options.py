@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.durable import OFF
 from atoll.peer.membership.events import Found
 from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.view import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
@@ -36,6 +37,7 @@ class DaemonOptions:
     founders: tuple[str, ...] = ()  # addresses, this one's too: they wait for each other
     resume: LoadedCheckpoint | None = None  # the checkpoint to go on from
     regenesis: bool = False  # ... together with a majority of the members that it names
+    durable: str = OFF  # what is remembered over restarts: see DURABLE
     checkpoint: Path | None = None
     every: int = 10  # rounds between two checkpoints of this peer
     plain_streams: bool = False  # data without encryption, where the other side wants that too

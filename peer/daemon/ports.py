@@ -10,8 +10,12 @@ from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from atoll.collectives.codecs import U8
     from atoll.collectives.errors import AtollError, ConnectError, IdentityInUseError
     from atoll.peer.membership import events as ev
+    from atoll.peer.membership.durable_records import ReadyRecord
     from atoll.peer.membership.messages import Begin
     from atoll.peer.membership.view import View
     from atoll.peer.net.examination import RunOutline
@@ -163,6 +167,29 @@ class RoundsPort(Log, Protocol):
         """Hear that a round is over, how long since its first BEGIN, and whether we were in."""
 
 
+class CheckpointPort(Log, Protocol):
+    """Serve whoever writes checkpoints."""
+
+    def incarnation(self) -> int:
+        """Return the number of this peer's memory."""
+
+    def checkpointed(self) -> None:
+        """Hear that a checkpoint is on the disk."""
+
+
+class DurabilityPort(Log, Protocol):
+    """Serve whoever writes down what is to be remembered."""
+
+    def feed(self, event: ev.Event, /) -> None:
+        """Tell the membership machine how far that is on the disk."""
+
+    def lend_result(self, ready: ReadyRecord, /) -> AbstractContextManager[U8 | None]:
+        """Give R of this READY, whose memory stays as it is meanwhile; None if it is gone."""
+
+    def checkpoint_rounds(self) -> Collection[int]:
+        """Return the rounds of the checkpoints of this history that are on the disk."""
+
+
 class ReconnectPort(Protocol):
     """Serve whoever keeps links."""
 
@@ -201,6 +228,8 @@ class RoundLinesPort(Log, Protocol):
 
 
 class DaemonPort(
+    CheckpointPort,
+    DurabilityPort,
     ConnectionPort,
     AdmissionPort,
     BanPort,

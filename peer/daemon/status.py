@@ -53,6 +53,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "role": role,
         "admission": parts.admission.status(),
         "checkpoint": _checkpoint(parts),
+        "durable": parts.durability.describe() if parts.durability is not None else "nothing",
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
         "members": [_member(parts, view, member) for member in view.members] if view else [],
         "learners": _learners(parts),
@@ -271,6 +272,7 @@ def render(status: dict[str, Any]) -> str:
         lines.append(_line("state", f"{status['digest'][:32]} after round {status['round']}"))
     if status["checkpoint"]:
         lines.append(_line("checkpoint", status["checkpoint"]))
+    lines.append(_line("remembers", status["durable"]))
     lines += describe_admission(status["admission"])
     if status["left_out"]:
         lines.append(_line("no link", status["left_out"]))

@@ -8,6 +8,7 @@ from functools import partial
 from atoll.peer.checkpoint.schedule import Checkpointer
 from atoll.peer.daemon.event_log import EventLog, RoundLines
 from atoll.peer.daemon.ipc_server import IpcServer
+from atoll.peer.daemon.memory import HomeMemory, checkpoint_folder
 from atoll.peer.daemon.optional import (
     ABOUT_AUDITS,
     AdmissionChain,
@@ -29,6 +30,7 @@ from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
+from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.executor import RoundExecutor
 from atoll.peer.vectors.server import VectorService
 
@@ -37,9 +39,14 @@ class Components:
     """Hold what a daemon is made of, each with the port that it needs and the parts before it."""
 
     def __init__(
-        self, home: Home, options: DaemonOptions, event_log: EventLog, daemon: DaemonPort
+        self,
+        home: Home,
+        options: DaemonOptions,
+        event_log: EventLog,
+        daemon: DaemonPort,
+        memory: HomeMemory | None,
     ) -> None:
-        """Build them.
+        """Build them. ``memory``: what the home remembers; None: nothing, and nothing is written.
 
         Raises AdmissionError if the run has an authority and this peer's pass of it is no good.
         """
@@ -47,7 +54,13 @@ class Components:
         self.started_s = time.monotonic()
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
         me, signer = home.peer_id, HomeSigner(home)
-        self.node = Node(Member(me, daemon.incarnation(), options.role), signer=signer)
+        self.memory = memory
+        self.node = Node(
+            Member(me, daemon.incarnation(), options.role),
+            signer=signer,
+            life=daemon.life(),
+            recovered=memory.contents.recovered if memory is not None else None,
+        )
         self.addresses = KnownAddresses(home, options, self.node, event_log)
         # Bans, and the authority's passes in a run that has one.
         passes = _passes(home, options, self.node, daemon)
@@ -96,6 +109,7 @@ class Components:
             log=partial(daemon.note, "transfer"),
         )
         self.checkpointer = _checkpointer(home, options, daemon)
+        self.durability = _durability(memory, daemon)
 
 
 class HomeSigner:
@@ -139,14 +153,22 @@ def _passes(home: Home, options: DaemonOptions, node: Node, daemon: DaemonPort) 
 
 def _checkpointer(home: Home, options: DaemonOptions, daemon: DaemonPort) -> Checkpointer | None:
     """Return the checkpointer of a daemon that is to write checkpoints, else None."""
-    if options.checkpoint is None:
+    folder = checkpoint_folder(home, options)
+    if folder is None:
         return None
     return Checkpointer(
-        options.checkpoint,
+        folder,
         options.every,
         run=options.run,
         secret=options.secret,
         home=home,
-        incarnation=daemon.incarnation,
-        note=daemon.note,
+        daemon=daemon,
+        quiet=options.checkpoint is None,
     )
+
+
+def _durability(memory: HomeMemory | None, daemon: DaemonPort) -> Durability | None:
+    """Return who writes down what the daemon is to remember; None if nothing is."""
+    if memory is None:
+        return None
+    return Durability(memory.contents.records, memory.ledger, memory.rounds, daemon)

@@ -133,6 +133,7 @@ class AttemptRun:
         self.begun_s = begun_s  # when the first attempt at the round began here
         self.root = b""  # not empty: the result is complete
         self.lent = False  # others may read the complete result at any time from now on
+        self.saving = False  # it is being written to the disk
         self.ended = False
         self.reduction: Reduction | None = None
         self.copying: KeptCopy | None = None  # kept chunks that were lacking ...
@@ -153,7 +154,8 @@ class AttemptRun:
 
         Else bytes of two attempts would be sent as one.
         """
-        return self.lent or (self.reduction is not None and self.reduction.uses_result)
+        in_use = self.reduction is not None and self.reduction.uses_result
+        return self.lent or self.saving or in_use
 
     @property
     def is_reducing(self) -> bool:

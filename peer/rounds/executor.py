@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,13 +26,15 @@ from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.layout import Layout
 from atoll.peer.membership.messages import Begin, Finals
-from atoll.peer.membership.view import View
+from atoll.peer.membership.view import MEMBERS_MAX, View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
 from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.recovery import HeldResult, HomeContents
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.rounds.verifier import AttemptVerifier
@@ -117,6 +119,51 @@ class RoundExecutor:
             self.digests.clear()  # of a history that was given up
             if self.state is not None:
                 self.digests[self.state.round] = self.state.digest.hex()
+
+    def recover(self, contents: HomeContents) -> None:
+        """Begin with what this peer's home has kept: the state, its last rounds, what is held."""
+        state = contents.state
+        if state is None:
+            return
+        log = self.replica.log
+        if contents.checkpoint[0]:
+            log.restart(contents.checkpoint[0], contents.checkpoint_digest, contents.checkpoint[1])
+        for each in contents.replayed:
+            log.append(each.head, each.array, each.digest)
+        self._moved_to(state, "this peer has been started again")
+        for held in contents.held:
+            self._hold(held)
+        position = contents.recovered.state
+        self._feed(ev.Restored(*position, state.digest))
+
+    def _hold(self, held: HeldResult) -> None:
+        """Hold R of a round that an earlier life was READY for: it may yet be committed."""
+        begin = held.ready.begin
+        assert begin is not None
+        run = self.attempts.open(begin, self.state, MEMBERS_MAX)
+        np.copyto(run.result.array, held.array)
+        run.result.digests = held.digests
+        run.root = held.ready.run.root
+        self._wanted[begin.round] = begin
+
+    @contextlib.contextmanager
+    def lend_result(self, ready: ReadyRecord) -> Iterator[U8 | None]:
+        """Give R of an attempt that this peer is READY for, or of the round that it has become.
+
+        Its memory stays as it is meanwhile. None if it is here no more.
+        """
+        number = ready.run.round
+        run = self.attempts.at(number, ready.run.attempt)
+        if run is None or run.root != ready.run.root:
+            head = self.replica.log.head(number)
+            same = head is not None and head.root == ready.run.root
+            yield self.replica.log.encoded(number) if same else None
+            return
+        run.saving = True
+        try:
+            yield run.result.array
+        finally:
+            run.saving = False
 
     def restore(self, loaded: LoadedCheckpoint) -> None:
         """Begin with the state of a checkpoint."""

@@ -165,6 +165,12 @@ class ReplicatedState:
         """Return where the chunks that an entry changes lie in R, counted from 0."""
         return self._buffers.layout(head, self.chunks_in(head))
 
+    @property
+    def result_bytes(self) -> int:
+        """Return about how many bytes R of a round has, of the largest fragment."""
+        codec = self.spec.result_codec((1.0,))
+        return encoded_layout(self.fragment_grid(0), codec).total_bytes
+
     def chunk_bytes(self, chunk: int) -> int:
         """Return the size of a chunk's parameters and momentum in bytes."""
         return 8 * self.grid.size(chunk)
