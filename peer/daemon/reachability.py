@@ -166,6 +166,7 @@ class OwnReach:
         self.why = ""
         self.at = ""
         self.dialled_by: tuple[bytes, str] | None = None  # who has dialled us unasked, from where
+        self.neighbour: tuple[bytes, str] | None = None  # the same, of one in the same network
         self._asked_s: OrderedDict[bytes, float] = OrderedDict()
         self._last_s = float("-inf")
         self._asking: bytes | None = None
@@ -259,6 +260,7 @@ class OwnReach:
     def dialled(self, by: bytes, ip: str, own_ip: str, now_s: float) -> None:
         """Note that a member has dialled us by itself; neighbours prove nothing."""
         if not own_ip or origin_of(ip).network == origin_of(own_ip).network:
+            self.neighbour = by, ip
             return
         self.dialled_by = by, ip
         if self.outbound:
@@ -307,8 +309,12 @@ class OthersReach:
             self._handed_on[peer] = message
 
     def unlinked(self, peer: bytes) -> None:
-        """Forget what ``peer`` has said of others; what it said of itself may be true still."""
-        self._handed_on.pop(peer, None)
+        """Forget what ``peer`` has said of others, unless it coordinates: nobody else says it.
+
+        What it said of itself may be true still.
+        """
+        if peer != self.coordinator:
+            self._handed_on.pop(peer, None)
 
     def is_outbound(self, peer: bytes) -> bool:
         own = self._own_word.get(peer)

@@ -130,6 +130,19 @@ def test_coordinator_and_outbound_peer_are_killed_and_come_back(tmp_path: Path) 
             assert_goes_on(run, ALL)
 
 
+def test_the_only_peer_that_can_be_dialled_comes_back(tmp_path: Path) -> None:
+    """It can dial nobody: the others dial it, while it waits for them."""
+    with site(tmp_path, hosts=2, nat={1: "restricted"}) as (_, run):
+        run.form("ab")
+        assert_trains(run, "ab")
+        run.peers["a"].kill()
+        run.peers["a"].ends()
+        time.sleep(3.0)
+        run.again("a")
+        run.sees("a", 2)
+        assert_goes_on(run, "ab")
+
+
 # ---------------------------------------------------------------- what changes in time
 
 

@@ -239,10 +239,11 @@ def test_what_a_peer_says_of_itself_beats_what_others_say() -> None:
     assert not others.is_outbound(B)
     others.told(C, ReachTold(True))
     assert others.hand_on([A, B, C]) == ((C,), ())
-    others.unlinked(A)
     others.unlinked(C)
     assert others.is_outbound(C)  # nobody has said otherwise
     others.told(A, ReachTold(False, (C,)))
+    others.unlinked(A)
+    assert others.is_outbound(C)  # nobody else would say it while the coordinator is gone
     others.told(A, ReachTold(False))
     others.told(C, ReachTold(False))
     assert not others.is_outbound(C)
@@ -317,15 +318,28 @@ def test_one_neighbour_confirms_nothing() -> None:
     assert describe_reach(own, ADDRESS, PORT) == text, "what was found before still counts"
 
 
+def test_a_neighbour_that_has_dialled_by_itself_is_named() -> None:
+    own = asked(OwnReach())
+    own.dialled(B, THERE, HERE, 1.0)
+    own.unanswered("the others can only dial out, so that nobody can be asked")
+    text = describe_reach(own, ADDRESS, PORT)
+    assert text.endswith(f"{short(B)} ({THERE}), of the same network, has done so, and no other")
+
+
 def test_founders_and_peers_that_are_alone_read_what_would_help() -> None:
     assert "only peers on this machine" in who_can_join("127.0.0.1:29600")
     private = who_can_join("192.168.1.7:29600")
-    assert "only machines of the same network can join" in private
+    assert "only machines that have a way to 192.168.1.7 can join" in private
     assert "--advertise PUBLIC:29600" in private
     assert "cannot be joined" in private
     assert "carrier-grade NAT" in who_can_join("100.70.1.7:29600")
     assert who_can_join("gpu.example.org:29600").startswith("not confirmed yet")
     assert who_can_join("[2001:db8::1]:29600").startswith("not confirmed yet")
-    text = alone(["a1b2"], 1, PORT)
+    text = alone(["a1b2"], [], PORT)
+    assert text.startswith("no link to a1b2: this peer is outbound, and so is the other side")
     assert "needs an open port" in text
     assert "relay" in text
+    assert alone([], ["c3d4"], PORT) == "no link to c3d4: is that machine off? Start it again"
+    assert alone(["a1b2"], ["c3d4", "e5f6"], PORT).startswith(
+        "no link to c3d4 and e5f6: is that machine off? Start them again. no link to a1b2: "
+    )
