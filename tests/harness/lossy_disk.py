@@ -277,12 +277,14 @@ class PowerCut(OSError):
 @dataclass
 class Faults:
     """``cut_at``: the number of the call at which the power fails. ``fail_sync_at``: of the sync
-    that fails, and takes with it what it was to sync, though a reader in this life still sees it.
+    that fails, and takes with it what it was to sync, though readers of this life still see it, and
+    the next sync succeeds: as a kernel does. ``fail_write_at``: of the write that fails.
     ``during_sync`` is called while one is under way: others write meanwhile. Sizes are in bytes.
     """
 
     cut_at: int | None = None
     fail_sync_at: int | None = None
+    fail_write_at: int | None = None
     capacity: int | None = None
     during_sync: Callable[[], None] | None = None
 
@@ -292,7 +294,7 @@ class MemoryDisk:
 
     def __init__(self, model: Model | None = None, faults: Faults | None = None) -> None:
         self.model, self.faults = model or Model(), faults or Faults()
-        self.calls = self.syncs = 0
+        self.calls = self.syncs = self.writes = 0
         self.machine = b"the machine's id"
         self.filesystem = 7
         self.unreadable: set[tuple[int, int]] = set()  # (file, block)
@@ -300,6 +302,12 @@ class MemoryDisk:
     @property
     def is_off(self) -> bool:
         return self.faults.cut_at is not None and self.calls >= self.faults.cut_at
+
+    @property
+    def has_failed(self) -> bool:
+        faults, never = self.faults, 1 << 60
+        failed_sync = self.syncs >= (faults.fail_sync_at or never)
+        return failed_sync or self.writes >= (faults.fail_write_at or never)
 
     def restarted(self, seed: int, faults: Faults | None = None) -> MemoryDisk:
         made = MemoryDisk(self.model.after_cut(random.Random(seed)), faults)
@@ -386,7 +394,6 @@ class MemoryFile:
     def __init__(self, disk: MemoryDisk, node: FileNode) -> None:
         self.node = node
         self._disk = disk
-        self._failure: DiskError | None = None
 
     def read(self, nbytes: int, offset: int) -> bytes:
         first = offset // BLOCK_BYTES
@@ -396,7 +403,10 @@ class MemoryFile:
         return bytes(self.node.data[offset : offset + nbytes])
 
     def write(self, data: Bytes, offset: int) -> None:
-        self._begin()
+        self._disk.call()
+        self._disk.writes += 1
+        if self._disk.writes == self._disk.faults.fail_write_at:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._grow(offset + len(data))
         self.node.write(offset, bytes(data))
 
@@ -404,7 +414,7 @@ class MemoryFile:
         return len(self.node.data)
 
     def reserve(self, nbytes: int) -> None:
-        self._begin()
+        self._disk.call()
         self._grow(nbytes)
         if nbytes > len(self.node.data):
             self.node.resize(nbytes)
@@ -413,15 +423,14 @@ class MemoryFile:
         """Has no effect that anybody may depend on."""
 
     def sync(self) -> None:
-        self._begin()
+        self._disk.call()
         under_way = len(self.node.pending)
         if self._disk.faults.during_sync is not None:
             self._disk.faults.during_sync()
         try:
             self._disk.fail_sync()
-        except DiskError as error:
-            self._failure = error
-            self.node.pending.clear()  # the kernel forgets, and shows the process what it wrote
+        except DiskError:
+            del self.node.pending[:under_way]
             raise
         self.node.sync(under_way)
 
@@ -431,11 +440,6 @@ class MemoryFile:
 
     def close(self) -> None:
         """Nothing to give back."""
-
-    def _begin(self) -> None:
-        self._disk.call()
-        if self._failure is not None:
-            raise self._failure
 
     def _grow(self, nbytes: int) -> None:
         capacity = self._disk.faults.capacity
