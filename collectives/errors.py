@@ -34,7 +34,8 @@ The tree lives in the lowest room because every room raises from it::
     |-- CodecError              E60  bytes or values that a codec cannot take
     |-- StateError              E70  replicated state failed a check
     |   |-- DivergedError       E71  members hold different state and no majority decides
-    |   `-- CheckpointError     E72  a checkpoint is corrupt, foreign or not one at all
+    |   |-- CheckpointError     E72  a checkpoint is corrupt, foreign or not one at all
+    |   `-- DiskError           E73  the disk has not taken what this peer's word depends on
     `-- SessionError            E80
         |-- NoDaemonError       E81  no daemon answers at this --home
         |-- DaemonLostError     E82  the daemon died while it was in use
@@ -228,6 +229,10 @@ class DivergedError(StateError):
 
 class CheckpointError(StateError):
     code = "E72"
+
+
+class DiskError(StateError):
+    code = "E73"
 
 
 class SessionError(AtollError):

@@ -133,6 +133,8 @@ DECISIONS = (
             "links.link_table",
             "links.probe_schedule",
             "links.tcp_info",
+            "durable.file_identity",
+            "durable.ledger_format",
             "daemon.reach_lines",
             "daemon.reachability",
             "net.address_kind",
