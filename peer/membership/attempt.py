@@ -3,7 +3,8 @@
 Theory. A round is begun with the participants S whose submissions have arrived. An attempt ends
 in one of two ways. *Commit*, when every living participant holds the result R, at least two living
 replicas do (one, if there is only one), the coordinator among them unless it is a witness, and
-those that hold it together with the witnesses that attest it are a quorum of the voters. Replicas
+those that hold it together with the witnesses that attest it are a quorum of the voters, each of
+which has it on its disk: a slow disk delays nobody while a quorum of others is faster. Replicas
 outside S are asked to fetch R at once, because the quorum may need them, but the commit waits for
 them only if it does: they follow by the log. Of a session's own all-reduce only the participants
 hold R, because only their trainers want it; all other voters attest it, as witnesses do. *Retry*
@@ -56,6 +57,10 @@ class Attempt:
     began_s: float
     links: LinkGraph = field(default_factory=LinkGraph)  # as they were when it began
     ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> root it holds or attests
+    durable: dict[bytes, bytes] = field(default_factory=dict)  # ... and has on its disk: its vote
+    # Participants that were started again. For this attempt they are outsiders: their submissions
+    # are lost with their processes, and what these had said of it stays true.
+    restarted: set[bytes] = field(default_factory=set)
     misses: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     dispute: str = ""  # who holds which result, if they differ
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
@@ -100,7 +105,17 @@ class Attempt:
 
     def on_ready(self, source: bytes, ready: Ready) -> None:
         if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
-            self.ready[source] = ready.root
+            self.heard_ready(source, ready.root, durable=ready.durable)
+
+    def heard_ready(self, source: bytes, root: bytes, *, durable: bool) -> None:
+        self.ready[source] = root
+        if durable:
+            self.durable[source] = root
+
+    @property
+    def participants(self) -> tuple[bytes, ...]:
+        """Return the participants that are still the processes that began."""
+        return tuple(p for p in self.begin.participants if p not in self.restarted)
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
         participants = self.begin.participants
@@ -161,13 +176,14 @@ class Attempt:
             return b""
         synced = [p for p in self.view.replicas if p in alive and p not in unsynced]
         able = [p for p in synced if p not in attesters]
-        waiting = [p for p in self.begin.participants if p in able and p not in copies]
-        if waiting or sum(p in able for p in copies) < min(2, len(able)):
+        waiting = [p for p in self.participants if p in able and p not in copies]
+        on_disk = [peer for peer in copies if peer in able and peer in self.durable]
+        if waiting or len(on_disk) < min(2, len(able)):
             return b""
-        agreeing = {peer for peer, theirs in self.ready.items() if theirs == root}
+        agreeing = {peer for peer, theirs in self.durable.items() if theirs == root}
         if self.begin.kind == REDUCE:  # before COMMIT, so that nobody has to catch up with it
             self._ask_attesters(now_s, alive, root)
-        known = self.me in agreeing or self.me in self.view.witnesses
+        known = self.ready.get(self.me) == root or self.me in self.view.witnesses
         if known and is_quorum(self.view, agreeing):
             self._whole_s = now_s if self._whole_s is None else self._whole_s
             lacking = [p for p in synced if p in training and p not in self.ready]
@@ -206,7 +222,7 @@ class Attempt:
         An empty tuple says to give up. ``links``: who can copy from whom now.
         """
         participants, copies = self.begin.participants, self.copies
-        dead = [peer for peer in participants if peer not in alive]
+        dead = [peer for peer in participants if peer not in alive or peer in self.restarted]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
         stalled = now_s - self._progress_s > self.timing.stall_s
@@ -215,19 +231,20 @@ class Attempt:
             silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
             return self._without_minority(now_s, dead, [] if stalled else silent)
         if holders and self.unrepairable(now_s):
-            kept = tuple(peer for peer in participants if peer in alive)
+            kept = tuple(peer for peer in self.participants if peer in alive)
             self._note_retry(f"{_named(self.unrepairable(now_s))} could not fetch the result")
             return kept
         if holders:
             attesters = self.attesters
-            outside = [p for p in self.view.replicas if p not in (*participants, *attesters)]
-            wanting = outside + (list(participants) if dead or stalled or self.misses else [])
+            inside = (*self.participants, *attesters)
+            outside = [p for p in self.view.replicas if p not in inside]
+            wanting = outside + (list(self.participants) if dead or stalled or self.misses else [])
             able = [p for p in wanting if p in alive and p not in unsynced]
             self._repair(now_s, able, holders, links)
             return None
         if dead:
             self._note_retry(f"{_named(dead)} died")
-            return tuple(peer for peer in participants if peer in alive)
+            return tuple(peer for peer in participants if peer not in dead)
         if stalled:
             excluded = self.cover(self.misses)
             self.is_stall = not excluded

@@ -17,6 +17,10 @@ so of two, the base is *disputed*: more promises are waited for, and then it cou
 Every acceptor sends ACCEPTED to all voters, so that each learns the decision by itself: a view
 known only to a dead proposer would strand the living.
 
+Promises and votes are on a voter's disk before they leave (durable_records.py), so a voter that was
+started again is the same voter. A second proposal at one ballot is refused: a ballot names the life
+of its proposer, which has one value for it.
+
 The next view keeps the voters that have not promised in time as well, unless they are known to be
 gone: a slow answer is no death. That costs neither safety nor progress. Each voter of the next view
 is one of this view, and those who have promised are a quorum of this view: more than half of it, so
@@ -41,7 +45,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from atoll.peer.membership.events import Effect, Note, Send
+from atoll.peer.membership.amnesia import forgetful
+from atoll.peer.membership.durable_records import AcceptedRecord, PromiseRecord
+from atoll.peer.membership.events import Effect, Note, Persist, Send
 from atoll.peer.membership.messages import (
     Accept,
     Accepted,
@@ -77,6 +83,9 @@ class Acceptor:
         """
         if ballot < self.promised:
             return
+        if ballot != self.promised or not self.frozen:
+            promise_record = PromiseRecord(self.view.lineage, self.view.number, ballot)
+            self._emit(Persist(promise_record, synced=True))
         self.promised = ballot
         self.frozen = True
         accepted = self.accepted
@@ -97,10 +106,13 @@ class Acceptor:
         if known is not None and (known.ballot, known.proposal) == (accept.ballot, accept.proposal):
             self._emit(Send(accept.ballot.peer, known))  # repeated: only the proposer may lack it
             return
+        if known is not None and known.ballot == accept.ballot:
+            return  # a proposer has one value for a ballot: this is no other one
         self.promised = accept.ballot
         vote = Accepted(self.view.lineage, self.view.number, accept.ballot, accept.proposal)
         signed: Accepted = self._sign(vote)
         self.accepted = signed
+        self._emit(Persist(AcceptedRecord(signed), synced=True))
         for peer in self.view.peers:
             self._emit(Send(peer, signed))
 
@@ -181,7 +193,8 @@ class Proposer:
         self.proposal = proposal
         self._wait = wait or BaseWait()
         self._electorate = electorate or Electorate()
-        self.promises: dict[bytes, Promise] = {}
+        self.promises: dict[bytes, Promise] = {}  # those that count
+        self._heard: dict[bytes, Promise] = {}  # all of them
         self._quorum_at_s: float | None = None
         self._sent_s = float("-inf")
         # Competing candidates that retry in step would compete for ever: spread by a hash.
@@ -189,8 +202,11 @@ class Proposer:
         self.retry_at_s = now_s + timing.ballot_retry_s * (0.7 + 0.6 * mark / 255)
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
-        if promise.ballot == self.ballot and source in self.view.peers:
-            self.promises[source] = promise
+        if promise.ballot != self.ballot or source not in self.view.peers:
+            return
+        self._heard[source] = promise
+        lost = forgetful(self._heard)
+        self.promises = {p: x for p, x in self._heard.items() if p not in lost}
 
     def step(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
         """Choose a value when enough is known; repeat what may have been lost or ignored.
@@ -212,7 +228,7 @@ class Proposer:
                 if self.proposal.fork and peer not in self.proposal.peers:
                     continue  # its vote could only block its own coordinator's proposals
                 self.emit(Send(peer, Accept(lineage, number, self.ballot, self.proposal)))
-            elif peer not in self.promises:
+            elif peer not in self._heard:
                 self.emit(Send(peer, Prepare(lineage, number, self.ballot)))
 
     def _choose_if_ready(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
@@ -221,7 +237,7 @@ class Proposer:
             return
         if self._quorum_at_s is None:
             self._quorum_at_s = now_s
-        everyone = set(self.view.peers) <= self.promises.keys() | gone
+        everyone = set(self.view.peers) <= self._heard.keys() | gone
         if not everyone and now_s - self._quorum_at_s < self.timing.gather_s:
             return
         chosen = self._choose(now_s, fork=not quorum)
@@ -312,7 +328,7 @@ def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
     round's result with the highest attempt follows.
     """
     silent = {*view.peers} - reports.keys()
-    base_round, base_chain = max((report.round, report.chain) for report in reports.values())
+    base_round, base_chain = max(committed_of(report) for report in reports.values())
     disputed = 0
     while following := _holders(reports, base_round + 1):
         possible = [run for run, peers in following.items() if is_quorum(view, peers | silent)]
@@ -323,6 +339,11 @@ def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
         base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
     held = any(_reaches(r, base_round, base_chain) for r in reports.values())
     return Base(base_round, base_chain, held, disputed)
+
+
+def committed_of(report: Report) -> tuple[int, bytes]:
+    """Return the last position that a reporter knows to be committed."""
+    return max((report.round, report.chain), (report.known_round, report.known_chain))
 
 
 def _holders(reports: Mapping[bytes, Report], round_number: int) -> dict[Run, set[bytes]]:
@@ -338,7 +359,7 @@ def _holders(reports: Mapping[bytes, Report], round_number: int) -> dict[Run, se
 
 def _reaches(report: Report, round_number: int, chain: bytes) -> bool:
     """Return whether the reporter's state and results lead to that position."""
-    runs = {run.round: run for run in report.runs}
+    runs = {run.round: run for run in report.runs if run.round not in report.missing}
     reached = report.chain
     for number in range(report.round + 1, round_number + 1):
         if number not in runs:

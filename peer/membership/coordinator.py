@@ -67,9 +67,11 @@ class Coordinator:
         *,
         sign: Callable[[Commit], Commit] = lambda commit: commit,
         rounds_in_flight: int = 1,
+        life: int = 0,
     ) -> None:
         self.view = view
         self.me = me
+        self.life = life
         self.timing = timing
         self._emit = emit
         self._sign = sign
@@ -113,7 +115,12 @@ class Coordinator:
     def on_heartbeat(self, source: bytes, beat: Heartbeat, now_s: float) -> None:
         if self.admission.on_beat(source, beat, now_s):
             return
-        if not self.roster.heard(source, beat, now_s) or beat.unsynced:
+        life = self.roster.life(source)
+        if not self.roster.heard(source, beat, now_s):
+            return
+        if beat.life > life > 0:
+            self._was_restarted(source)
+        if beat.unsynced:
             return
         if not self._own.is_replica:  # a witness has no specification: the replicas tell it
             self._own.fragments = max(self._own.fragments, beat.fragments)
@@ -132,7 +139,13 @@ class Coordinator:
             if heard is None or heard.attempt < attempt.begin.attempt:
                 attempt.repeat(source, now_s)  # a lost BEGIN
             elif heard.root and heard.attempt == attempt.begin.attempt and not beat.frozen:
-                attempt.ready[source] = heard.root  # a lost READY
+                attempt.heard_ready(source, heard.root, durable=not beat.pending)  # a lost READY
+
+    def _was_restarted(self, source: bytes) -> None:
+        """Let a member go on as one that was never away; what its trainer wanted is forgotten."""
+        self.admission.leaving.discard(source)
+        text = f"{short(source)} was restarted and is the same member as before"
+        self._emit(Note("restarted", text, source))
 
     def on_ready(self, source: bytes, ready: Ready) -> None:
         attempt = self.attempts.get(ready.round)
@@ -246,6 +259,7 @@ class Coordinator:
             return False  # given up with one before it
         budget = self._budget(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
+        attempt.restarted = self.roster.restarted(attempt.begin)
         if is_quorum(self.view, alive - given_up - budget.distrusted):
             given_up |= budget.distrusted
         if number == self._own.round + 1:  # in order
@@ -304,7 +318,7 @@ class Coordinator:
             self._give_up(begin.round, now_s)
             return
         del self.attempts[begin.round]
-        dropped = {*begin.participants} & alive - {*participants}
+        dropped = {*begin.participants} & alive - {*participants} - attempt.restarted
         self.eligibility.flaky_peers.blame(begin.round, dropped, now_s)
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
         owners = self.eligibility.owners(
@@ -380,7 +394,8 @@ class Coordinator:
         layout = self._layout(chosen, kind, again=last is not None)
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
-        begin = Begin(*tag, fragment, past, kept, layout, *called)
+        lives = tuple(self.roster.life(peer) for peer in chosen)
+        begin = Begin(*tag, fragment, past, kept, layout, *called, lives)
         links = self.roster.links
         attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s, links)
         attempt.audited = kind == STEP and self.eligibility.terms.audited
@@ -480,7 +495,7 @@ class Coordinator:
         return tuple(sorted(self.barrier.late(alive))), self.barrier.waited_s(now_s)
 
     def propose(self, proposal: View, now_s: float) -> None:
-        ballot = Ballot(0, self.me)
+        ballot = Ballot(0, self.me, self.life)
         self.proposer = Proposer(self.view, ballot, self.timing, self._emit, now_s, proposal)
 
 

@@ -30,12 +30,14 @@ coordinates.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import Any
 
 from atoll.collectives.units import duration, listed
 from atoll.peer.membership.bans import forgets
 from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.consensus import Acceptor, BaseWait, Electorate, Proposer
+from atoll.peer.membership.durable_records import Recovered
 from atoll.peer.membership.events import Note, Send
 from atoll.peer.membership.failure_detector import FailureDetector
 from atoll.peer.membership.member import MemberState
@@ -92,16 +94,38 @@ class Election(Electorate):
         self._next_probe_s = 0.0
         self._yielded_to = b""
         self._patient_until_s = 0.0
+        self.resigned = False  # the coordinator was started again, and coordinates no more
         self._refused: Ballot | None = None
 
     def _signed(self, message: Promise | Accepted) -> Any:
-        return self._signatures.signed(message, self._here.me.inc)
+        here = self._here
+        if isinstance(message, Promise):
+            told = here.positions.told()
+            message = replace(message, position=here.outbox.position, remembered=told)
+        return self._signatures.signed(message, here.me.inc)
+
+    def recover(self, recovered: Recovered, *, resigned: bool) -> None:
+        """Go on as the voter that this peer was before its process was started again.
+
+        ``resigned``: it was the coordinator.
+        """
+        acceptor = self.acceptor
+        acceptor.promised, acceptor.frozen = recovered.promised, recovered.frozen
+        acceptor.accepted = recovered.accepted
+        self._highest_ballot = recovered.promised.number
+        self.resigned = resigned
+
+    def coordinator_resigned(self) -> None:
+        """Look for another coordinator: this one was started again and says so."""
+        self.resigned = True
 
     @property
     def busy(self) -> bool:
         return self.candidate is not None or self.lost_since_s is not None
 
     def heard_coordinator(self) -> None:
+        if self.resigned:
+            return  # what is heard of it is a member's word, or of its earlier life
         self._without_since_s = self._asked_since_s = None
         self._no_quorum_noted = False
         self._start_over()
@@ -177,6 +201,7 @@ class Election(Electorate):
             return hears_quorum
         gone = (
             self.view.coordinator in here.refused
+            or self.resigned
             or self.candidate is not None
             or self._bootstrap is not None
         )
@@ -277,7 +302,7 @@ class Election(Electorate):
     def _watch_coordinator(self) -> Trigger | None:
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator
         silent_s = self._detector.silent_s(coordinator, here.now_s)
-        refused = coordinator in here.refused or self._bootstrap is not None
+        refused = coordinator in here.refused or self.resigned or self._bootstrap is not None
         if here.now_s < self._patient_until_s and self._yielded_to not in here.refused:
             return None
         if self.lost_since_s is None:
@@ -294,6 +319,7 @@ class Election(Electorate):
         if here.now_s - self.lost_since_s < rank * here.timing.stagger_s:
             return None
         how = "is gone" if refused else f"has been silent for {duration(silent_s)}"
+        how = "was restarted" if self.resigned else how
         text = f"coordinator {short(coordinator)} {how}: this peer stands for election"
         if self._bootstrap is None:
             here.emit(Note("coordinator-lost", text, coordinator))
@@ -327,7 +353,7 @@ class Election(Electorate):
             self._asked_since_s = here.now_s
         self._campaigned_s = here.now_s
         self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
-        ballot = Ballot(self._highest_ballot, here.me.peer)
+        ballot = Ballot(self._highest_ballot, here.me.peer, here.life)
         self.candidate = Proposer(
             self.view,
             ballot,
@@ -362,7 +388,9 @@ class Election(Electorate):
         here = self._here
         limit_s = here.timing.remove_s
         silent = {p for p, since_s in self.silences_s().items() if here.now_s - since_s > limit_s}
-        return here.refused | self.outlived | silent
+        # Whose process has ended may be back as the same voter, if it has a ledger as we do.
+        ended = set[bytes]() if here.outbox.is_on else here.refused
+        return ended | self.outlived | silent
 
     def is_hopeless(self) -> bool:
         """Return whether this candidate has links to fewer than a quorum, and may not fork.
@@ -432,6 +460,9 @@ class Election(Electorate):
         here, timing = self._here, self._here.timing
         if not self.view.may_fork or self._bootstrap is not None or self._own.unsynced:
             return False
+        restarted_s = here.restarted_s
+        if restarted_s is not None and here.now_s - restarted_s < timing.fork_restarted_s:
+            return False  # the others may be on their way, too, with all that they hold
         promised = self.candidate.promises.keys() if self.candidate else set[bytes]()
         present = {here.me.peer, *promised}
         if all(peer in present or peer in here.refused for peer in self.view.peers):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from atoll.peer.membership.bans import BansBelieved
+from atoll.peer.membership.durable_records import Record
 from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.messages import NO_TERMS, Begin, BootstrapConfig, Operation, Terms
 from atoll.peer.membership.view import DEFAULT_RULES, Member, Rules, View
@@ -234,6 +235,20 @@ class Incarnated:
 
 
 @dataclass(frozen=True, slots=True)
+class Durable:
+    """Report that every record up to this position is synced, R of each READY with it."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFailed:
+    """Report that the ledger cannot be written any more: what is said now is not remembered."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     pass
 
@@ -265,6 +280,8 @@ Event = (
     | CatchUpFailed
     | FinalChunks
     | Incarnated
+    | Durable
+    | LedgerFailed
     | LeaveAsked
 )
 
@@ -414,6 +431,20 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Persist:
+    """Write a record at the end of the ledger, as number ``position``.
+
+    If it is to be ``synced``, the answer is Durable. Before a READY is, R of its attempt is too; an
+    operation changes no state and needs neither.
+    """
+
+    trace: ClassVar[str] = "Persist"
+    record: Record
+    synced: bool
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """Let the daemon end: the others have agreed to our leave, or need not."""
 
@@ -445,6 +476,7 @@ Effect = (
     | Installed
     | TellTrainer
     | Renew
+    | Persist
     | Left
     | Note
 )

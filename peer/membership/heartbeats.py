@@ -8,6 +8,8 @@ for them: without MISS an attempt stalls, NOTICE is repeated, finals come within
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from atoll.peer.membership.callers import Callers
 from atoll.peer.membership.consensus import Acceptor
 from atoll.peer.membership.coordinator import Coordinator
@@ -75,7 +77,7 @@ class Heartbeats:
             if here.phase is Phase.LEARNER and announcer in here.linked:
                 here.emit(Send(announcer, self.heartbeat()))
         elif lead is not None:
-            beat = lead.beat(here.now_s)
+            beat = replace(lead.beat(here.now_s), remembered=here.positions.news())
             self.heard(beat)
             for peer in here.view.peers:
                 if peer != here.me.peer:
@@ -90,7 +92,9 @@ class Heartbeats:
         self.waiting = electing or self.waiting  # the lost coordinator's last word counts no more
         tag = (view.lineage, view.number)
         acceptor = election.acceptor if election is not None else None
-        here.emit(Send(view.coordinator, self.heartbeat(acceptor)))
+        beat = self.heartbeat(acceptor)
+        for peer in view.peers if here.resigned else (view.coordinator,):
+            here.emit(Send(peer, beat))
         if own.offer and own.round == 0:
             here.emit(Send(view.coordinator, Offer(*tag, own.offer)))
         given = own.given
@@ -98,7 +102,7 @@ class Heartbeats:
         if self._objects.is_due(given, path, here.now_s):
             here.emit(Send(view.coordinator, ObjectIs(*tag, given)))
         if here.leave_by_s is not None:
-            here.emit(Send(view.coordinator, Leave(*tag, here.me.inc)))
+            here.emit(Send(view.coordinator, Leave(*tag, here.me.inc, here.life)))
         if (asked := self.asked_trainers()) is not None:
             here.emit(Send(view.coordinator, AskTrainers(*tag, asked)))
 
@@ -132,6 +136,10 @@ class Heartbeats:
             outbound=self._here.outbound,
             unlinked=self._here.unlinked(),
             callers=self._callers.lasting(),
+            life=self._here.life,
+            position=self._here.outbox.durable,
+            pending=own.pending,
+            resigned=self._here.resigned,
         )
 
     # ------------------------------------------------------------ what somebody here asks for

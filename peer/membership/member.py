@@ -12,14 +12,20 @@ that is *unsynced*: it neither contributes nor counts as a copy until it has cau
 (that is what makes the candidate's report complete), but may still apply a COMMIT.
 
 A witness holds nothing: it votes for results that others hold, and follows the position only.
+
+READY is a vote, and is said as one (in READY, heartbeats and reports) once its record and the
+result are on this peer's disk. Until then READY only tells that the result is here, so that nobody
+waits for a slow disk: a commit needs a quorum of votes, and of the others only that they hold the
+result. Where there is no ledger, a vote is durable at once, for as long as the process lives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.peer.membership.bans import BanBook
+from atoll.peer.membership.durable_records import CommitRecord, ReadyRecord, Recovered
 from atoll.peer.membership.events import (
     Abort,
     Applied,
@@ -30,6 +36,7 @@ from atoll.peer.membership.events import (
     FinalChunks,
     ListFinal,
     Note,
+    Persist,
     Reduce,
     ReduceFailed,
     Restored,
@@ -49,6 +56,7 @@ from atoll.peer.membership.messages import (
     Run,
     Terms,
 )
+from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.probation import CompletedRounds
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
@@ -58,11 +66,20 @@ from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX
 class Held:
     """Hold the result of an attempt, complete here.
 
-    On a witness, it is known to be held by others.
+    On a witness, it is known to be held by others. ``place``: the lineage and view of the attempt.
     """
 
     run: Run
     begin: Begin | None
+    place: tuple[bytes, int]
+    written: bool = False  # its READY record is
+    durable: bool = False  # ... and synced
+    is_here: bool = True  # not so where the file of R was damaged
+
+    @property
+    def changes_state(self) -> bool:
+        """Return whether a round that is lost with the disk would be missed: no operation is."""
+        return self.begin is None or self.begin.operation is None
 
 
 class MemberState:
@@ -71,16 +88,25 @@ class MemberState:
     ``round`` and ``chain`` identify the last committed state that this peer holds.
     """
 
-    def __init__(self, me: Member, emit: Callable[[Effect], None]) -> None:
+    def __init__(
+        self,
+        me: Member,
+        emit: Callable[[Effect], None],
+        outbox: Outbox | None = None,
+        life: int = 0,
+    ) -> None:
         self.me = me.peer
+        self.life = life
         self.is_replica = me.role != WITNESS
         self._emit = emit
+        self._outbox = outbox or Outbox()
         self.round = 0
         self.chain = b""
+        self.known = (0, b"")  # the last commit that we know of: our position, or a later one
         self.previous = (0, b"")  # the position before the last commit; (0, b"") if not known
         self.digest = b""
         self.digest_round = -1
-        self.epoch = 1
+        self.epoch = max(1, life)  # of an earlier life it is another one
         self.spec = ""  # the run specification of our state, shown when a JOIN differs ...
         self.fragments = 1  # ... and what it asks for
         self.rounds_in_flight = 1
@@ -104,9 +130,30 @@ class MemberState:
     # ------------------------------------------------------------ the state
 
     def on_restored(self, event: Restored) -> None:
-        """Begin with the state of a checkpoint."""
+        """Begin with the state of a checkpoint; after a recovery, of one that has to do instead."""
         self.round, self.chain = event.round, event.chain
         self.digest, self.digest_round = event.digest, event.round
+        self.known = max(self.known, (event.round, event.chain))
+        self.unsynced |= self.known[0] > event.round
+
+    def recover(self, recovered: Recovered) -> None:
+        """Begin where the ledger and the files of this peer's home end."""
+        view = recovered.view
+        self.round, self.chain = recovered.state
+        if view is None:
+            self.known = recovered.state
+            return
+        if self.round == 0:
+            self.chain = view.base_chain if view.base_round == 0 else genesis_chain(view.lineage)
+        self.known = recovered.known
+        self.unsynced = recovered.known[0] > self.round
+        for head in recovered.ready:
+            here = head.run.round not in recovered.missing
+            place = (head.lineage, head.view)
+            kept = Held(head.run, head.begin, place, written=True, durable=True, is_here=here)
+            self.held[head.run.round] = kept
+            if head.begin is not None:
+                self.begins[head.run.round] = head.begin
 
     def on_configured(self, event: Configured) -> None:
         self.spec, self.terms = event.spec, event.terms
@@ -153,7 +200,7 @@ class MemberState:
 
         An operation of a trainer that nobody waited for when the round began is for the next.
         """
-        return submission.operation is None or self.me in running.participants
+        return submission.operation is None or self.takes_part(running)
 
     def _running(self, fragment: int) -> Begin | None:
         """Return the attempt that a submission of this fragment comes too late for, or None."""
@@ -194,7 +241,7 @@ class MemberState:
         self.attached, self.since = False, -1
         self.offer = b""
         self._missed.clear()
-        read = {b.fragment for b in self.begins.values() if self.me in b.participants}
+        read = {b.fragment for b in self.begins.values() if self.takes_part(b)}
         self.submissions = {f: s for f, s in self.submissions.items() if f in read}
 
     @property
@@ -210,9 +257,15 @@ class MemberState:
         The next attempt at the same round may read it, too.
         """
         return any(
-            self.me in begin.participants and begin.round not in self._unusable
+            self.takes_part(begin) and begin.round not in self._unusable
             for begin in self.begins.values()
         )
+
+    def takes_part(self, begin: Begin) -> bool:
+        """Return whether this process is a participant: an earlier one had other submissions."""
+        if self.me not in begin.participants:
+            return False
+        return not begin.lives or begin.lives[begin.participants.index(self.me)] == self.life
 
     def _tell(
         self,
@@ -245,13 +298,13 @@ class MemberState:
         if begin.kind == GATHER:
             root = entry_root(begin.origins, b"", (), begin.blob)
             return self.on_reduced(begin.round, begin.attempt, root) if self.is_replica else None
-        if self.me in begin.participants:
+        if self.takes_part(begin):
             self._emit(Reduce(begin))
         return None
 
     def on_repair(self, repair: Repair) -> None:
-        begin = self._current(repair.round, repair.attempt)
-        if begin is not None and repair.round not in self.held:
+        begin, held = self._current(repair.round, repair.attempt), self.held.get(repair.round)
+        if begin is not None and (held is None or not held.is_here):
             self._emit(Fetch(begin, repair.holder))
 
     def on_ask_finals(self, ask: AskFinals) -> None:
@@ -266,12 +319,34 @@ class MemberState:
         READY is said about the next round only, by who stands before it: a result of a later one is
         kept, and its turn comes with the commit.
         """
-        begin = self._current(round_number, attempt)
-        if begin is None or round_number in self.held:
+        begin, known = self._current(round_number, attempt), self.held.get(round_number)
+        if known is not None and not known.is_here and known.run.root == root:
+            self.held[round_number] = replace(known, is_here=True)
+            return self.ready()
+        if begin is None or known is not None:
             return None
         run = Run(round_number, attempt, begin.fragment, root)
-        self.held[round_number] = Held(run, begin)
+        self.held[round_number] = Held(run, begin, (begin.lineage, begin.view))
         return self.ready() if round_number == self.round + 1 else None
+
+    def _at_hand(self) -> Held | None:
+        """Return the result held for the next round, of which it is time to write READY."""
+        held = self.held.get(self.round + 1)
+        if held is not None and not held.written:
+            synced = held.changes_state
+            held = replace(held, written=True, durable=not (self._outbox.is_on and synced))
+            self.held[held.run.round] = held
+            record = ReadyRecord(*held.place, held.run, self.chain, held.begin)
+            self._emit(Persist(record, synced))
+        return held
+
+    def on_durable(self, record: ReadyRecord) -> Ready | None:
+        """Note that a READY is synced; return it, now as a vote, if it still counts."""
+        held = self.held.get(record.run.round)
+        if held is None or held.run != record.run or held.place != (record.lineage, record.view):
+            return None
+        self.held[record.run.round] = replace(held, durable=True)
+        return self.ready()
 
     def on_reduce_failed(self, event: ReduceFailed) -> Miss | None:
         """Return what to tell the coordinator of broken edges; None if the attempt is over."""
@@ -297,11 +372,14 @@ class MemberState:
 
     def ready(self) -> Ready | None:
         """Return the READY that we can say about the next round, or None."""
-        held = self.held.get(self.round + 1)
-        if held is None or held.begin is None or self.unsynced:
+        held = self._at_hand()
+        if held is None or self.unsynced or not held.is_here:
             return None
-        run, begin = held.run, held.begin
-        return Ready(begin.lineage, begin.view, run.round, run.attempt, run.root)
+        if held.begin is None and not held.durable:
+            return None  # who holds nothing has only its vote to give
+        run = held.run
+        said = Ready(*held.place, run.round, run.attempt, run.root, held.durable)
+        return replace(said, position=self._outbox.durable)
 
     def on_notice(self, notice: Notice) -> Ready | None:
         """Return our vote for a result that others hold and we need not, or None.
@@ -316,9 +394,8 @@ class MemberState:
             return None
         if known is None or known.run.attempt < notice.attempt:
             run = Run(notice.round, notice.attempt, notice.fragment, notice.root)
-            self.held[notice.round] = Held(run, begin)
-        run = self.held[notice.round].run
-        return Ready(notice.lineage, notice.view, run.round, run.attempt, run.root)
+            self.held[notice.round] = Held(run, begin, (notice.lineage, notice.view))
+        return self.ready()
 
     def _of_others(self, notice: Notice) -> Begin | None:
         """Return the attempt if it is a REDUCE of others' vectors: it changes no state."""
@@ -339,10 +416,16 @@ class MemberState:
             for number, begin in self.begins.items()
             if number not in self.closed
         }
-        held = self.held.get(self.round + 1)
-        if held is not None:
+        held = self._at_hand()
+        if held is not None and held.is_here:
             known[held.run.round] = held.run
         return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
+
+    @property
+    def pending(self) -> bool:
+        """Return whether the result that this peer is READY for is not on its disk yet."""
+        held = self._at_hand()
+        return held is not None and not held.durable
 
     def _drop_attempt(self, round_number: int) -> None:
         begin = self.begins.pop(round_number, None)
@@ -378,7 +461,8 @@ class MemberState:
         """Return the results held that lead from our position to that one, or None."""
         if round_number - self.round > len(self.held):
             return None
-        path = [self.held[n] for n in range(self.round + 1, round_number + 1) if n in self.held]
+        between = range(self.round + 1, round_number + 1)
+        path = [self.held[n] for n in between if n in self.held and self.held[n].is_here]
         reached = self.chain
         for held in path:
             reached = chain_after(reached, held.run.round, held.run.fragment, held.run.root)
@@ -390,7 +474,7 @@ class MemberState:
         chain = chain_after(self.chain, run.round, run.fragment, run.root)
         self._forget(run.round)
         self.previous = (self.round, self.chain)
-        self.round, self.chain = run.round, chain
+        self._stands_at(run.round, chain)
         self._last_of[run.fragment] = run.round
         self.offer = b""
         self.completed.count(begin)
@@ -403,7 +487,7 @@ class MemberState:
         elif self._waits_for_later(begin):
             return
         elif self.submissions.pop(run.fragment, None) is not None:
-            kind = "committed" if self.me in begin.participants else "missed"
+            kind = "committed" if self.takes_part(begin) else "missed"
             done = begin if kind == "committed" and begin.operation is not None else None
             self._tell(kind, self.round, run.fragment, done)
 
@@ -411,7 +495,7 @@ class MemberState:
         """Return whether what waits here was never meant for this round."""
         waiting = self.submissions.get(begin.fragment)
         operation = waiting.operation if waiting is not None else None
-        return operation is not None and self.me not in begin.participants
+        return operation is not None and not self.takes_part(begin)
 
     def _forget(self, round_number: int) -> None:
         self.begins.pop(round_number, None)
@@ -432,8 +516,19 @@ class MemberState:
         """
         self.drop_passed(round_number)
         self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
-        self.round, self.chain = round_number, chain
+        self._stands_at(round_number, chain)
         self.unsynced = False
+
+    def _stands_at(self, round_number: int, chain: bytes) -> None:
+        """Be at a committed position, and write down that it is one."""
+        self.round, self.chain = round_number, chain
+        self.known = max(self.known, (round_number, chain))
+        self._emit(Persist(CommitRecord(round_number, chain), synced=False))
+
+    def caught_up(self, round_number: int, chain: bytes) -> None:
+        """Have the state of that position by other ways than its rounds."""
+        self.drop_passed(round_number)
+        self._stands_at(round_number, chain)
 
     def fell_behind(self, why: str) -> None:
         """Note that we are unsynced; what we hold stays.
@@ -455,6 +550,7 @@ class MemberState:
         for held in path or ():
             self._apply(held)
         self.completed = CompletedRounds(view)
+        self.known = base  # what the view takes back was not committed, or is given up
         self.drop_attempts()
         if not self.chain and self.round == 0:
             self.chain = genesis_chain(view.lineage)
@@ -499,9 +595,12 @@ class MemberState:
         """Return what a candidate must know before it may choose the base of the next view."""
         if self.diverged:
             return Report(0, b"", holds=False)
-        held = self.held.get(self.round + 1)  # of later ones we have never said READY
-        runs = (held.run,) if held is not None else ()
-        return Report(self.round, self.chain, self.holds, runs)
+        self._at_hand()
+        said = [held for _, held in sorted(self.held.items()) if held.durable]
+        runs = tuple(held.run for held in said)
+        missing = tuple(held.run.round for held in said if not held.is_here)
+        later = self.known if self.known[0] > self.round else (0, b"")
+        return Report(self.round, self.chain, self.holds, runs, *later, missing)
 
 
 _STEP = "a step of the optimizer"

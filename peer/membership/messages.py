@@ -28,8 +28,10 @@ from atoll.peer.membership.view import (
     Digest,
     Incarnation,
     Lineage,
+    Lives,
     Member,
     PeerId,
+    Positions,
     Rounds,
     Rules,
     View,
@@ -89,6 +91,7 @@ __all__ = [
     "Proof",
     "Ready",
     "Redirect",
+    "Remembered",
     "Repair",
     "Report",
     "Resync",
@@ -149,13 +152,28 @@ class Prepare(InView):
 class Report:
     """Report what a voter holds, so that nothing that may have been committed is lost.
 
-    ``holds``: it has the state after ``round``; witnesses and peers in doubt have not.
+    ``holds``: it has the state after ``round``; witnesses and peers in doubt have not. A peer whose
+    files are damaged may know of a later commit than its state, and of results that it is READY
+    for and does not have any more.
     """
 
     round: Rounds
     chain: Digest
     holds: bool
-    runs: Runs = ()  # the results beyond `round` that it is READY for
+    runs: Runs = ()  # the results beyond what it knows to be committed that it is READY for
+    known_round: Rounds = 0  # the last commit that it knows of, if that is later than `round` ...
+    known_chain: Digest = b""  # ... with its chain
+    missing: Annotated[tuple[Rounds, ...], Within(0, ROUNDS_IN_FLIGHT_MAX)] = ()  # of `runs`
+
+
+@message(wire="Remembered")
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Tell the latest position that somebody's ledger is known to have had (forgetting.py)."""
+
+    peer: PeerId
+    inc: Incarnation
+    position: Positions
 
 
 @message(wire="Promise")
@@ -167,6 +185,8 @@ class Promise(InView):
     accepted_view: View | None = None
     inc: Incarnation = 0
     sig: Signature = b""
+    position: Positions = 0  # of the sender's ledger, all of it synced
+    remembered: Annotated[tuple[Remembered, ...], Within(0, MEMBERS_MAX)] = ()
 
 
 @message(wire="Accept")
@@ -295,6 +315,10 @@ class Heartbeat(InView):
     # Members to whom it has no link, as positions in the view, ascending (link_graph.py).
     unlinked: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
     callers: Annotated[tuple[PeerId, ...], Within(0, CALLERS_MAX)] = ()  # see callers.py
+    life: Lives = 0  # of the process
+    position: Positions = 0  # of its ledger, all of it synced
+    pending: bool = False  # the result with a root in `runs` is not on its disk yet
+    resigned: bool = False  # it coordinated the view in an earlier life, and does no more
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -318,6 +342,7 @@ class CoordinatorBeat(InView):
     halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none ...
     held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
     left_out: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # who takes no part, and why
+    remembered: Annotated[tuple[Remembered, ...], Within(0, MEMBERS_MAX)] = ()
 
 
 @message(wire="Offer")
@@ -360,7 +385,8 @@ class Begin(InView):
     ``kept`` (kept_chunks.py) names chunks that earlier attempts of this round have finished; their
     origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
     a butterfly of equal shares. ``without`` are peers whose trainers were heard of and do not take
-    part: late ones, and those that called another operation; these are ``aside`` as well.
+    part: late ones, and those that called another operation; these are ``aside`` as well. Of a
+    participant only the process takes part that ``lives`` names: a later one has other submissions.
     """
 
     round: Rounds
@@ -376,6 +402,7 @@ class Begin(InView):
     operation: Operation | None = None  # GATHER and REDUCE
     without: Peers = ()
     aside: Peers = ()
+    lives: Annotated[tuple[Lives, ...], Within(0, MEMBERS_MAX)] = ()  # of the participants
 
     def __post_init__(self) -> None:
         operation = self.operation
@@ -384,6 +411,8 @@ class Begin(InView):
             raise ValueError("BEGIN has a known kind, and the operation that belongs to it")
         if self.layout is not None and len(self.layout.shares) != len(self.participants):
             raise ValueError("a layout has a share for each participant")
+        if self.lives and len(self.lives) != len(self.participants):
+            raise ValueError("each participant has a life")
         EntryOrigin(self.participants, self.weights)  # ValueError if these make no sense
         if self.kind == GATHER:
             object_sizes(self.blob, len(self.participants))  # ValueError likewise
@@ -398,12 +427,15 @@ class Begin(InView):
 class Ready(InView):
     """Say "I hold the whole result of this attempt".
 
-    Of a witness it says "I know that others hold it".
+    Of a witness it says "I know that others hold it". It is a vote once it is ``durable``: then its
+    sender's disk has it, and the result.
     """
 
     round: Rounds
     attempt: Attempts
     root: Digest
+    durable: bool = True
+    position: Positions = 0  # of the sender's ledger
 
 
 @message(wire="Notice")
@@ -573,6 +605,7 @@ class BootstrapHello:
 @dataclass(frozen=True, slots=True)
 class Leave(InView):
     inc: Incarnation
+    life: Lives = 0
 
 
 @message(wire="AskTrainers")

@@ -17,7 +17,7 @@ and state as a member), coordinator.py, attempt.py and admission.py (rounds and 
 coordinator), election.py and consensus.py (the next view when the coordinator is lost), forks.py
 (other lineages), joining.py and bootstrap.py (outside the view), signing.py (what is signed),
 heartbeats.py (what others hear of us meanwhile), link_graph.py, succession.py and callers.py (pairs
-without a link).
+without a link), durable_records.py, outbox.py and amnesia.py (what a restart must not forget).
 """
 
 from __future__ import annotations
@@ -34,12 +34,19 @@ from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.callers import Callers
 from atoll.peer.membership.coordinator import Coordinator
+from atoll.peer.membership.durable_records import (
+    IncarnationRecord,
+    ReadyRecord,
+    Recovered,
+    ViewRecord,
+)
 from atoll.peer.membership.election import Election
 from atoll.peer.membership.forks import Forks
 from atoll.peer.membership.heartbeats import Heartbeats
 from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.participation import too_few_trainers, wrong_weights
 from atoll.peer.membership.phase import Phase, Trigger, next_phase
 from atoll.peer.membership.signing import Signatures, Signer
@@ -60,14 +67,27 @@ class Node:
     """
 
     def __init__(
-        self, me: Member, timing: Timing | None = None, signer: Signer | None = None
+        self,
+        me: Member,
+        timing: Timing | None = None,
+        signer: Signer | None = None,
+        *,
+        life: int = 0,
+        recovered: Recovered | None = None,
     ) -> None:
-        here = self._here = Situation(me, timing or Timing())
+        """Begin as the voter that the ledger of this peer's home knows; None: there is no ledger.
+
+        ``life`` is the number of this process.
+        """
+        outbox = Outbox(recovered.position if recovered is not None else None)
+        here = self._here = Situation(me, timing or Timing(), outbox)
+        here.life = life
+        self._recovered = recovered
         self.proof: ms.Proof | None = None  # why the present view is decided, for whom we tell
         self._entered: deque[ms.Install] = deque(maxlen=VIEWS_KEPT)  # for who has missed some
         self.coordinator: Coordinator | None = None
         self.election: Election | None = None
-        self.follower = MemberState(me, here.emit)
+        self.follower = MemberState(me, here.emit, outbox, life)
         self.signatures = Signatures(me.peer, signer, here.emit)
         self.syncing = StateSync(here, self.follower)
         self.forks = Forks(here, self.follower)
@@ -86,6 +106,8 @@ class Node:
         here.now_s = max(here.now_s, now_s)
         if here.phase is not Phase.LEFT:
             self._discount_own_pause()
+            if self._recovered is not None:
+                self._recover(self._recovered)
             _EVENTS[type(event)](self, event)
             self._settle()
             self._due_s = self.next_deadline_s() or here.now_s
@@ -274,6 +296,54 @@ class Node:
             self._go(trigger)
             self.coordinator = None
 
+    def _recover(self, recovered: Recovered) -> None:
+        """Take our place in the view that the ledger names, as a plain member of it."""
+        here, own, view = self._here, self.follower, recovered.view
+        self._recovered = None
+        if recovered.inc != here.me.inc:
+            here.emit(ev.Persist(IncarnationRecord(here.me.inc), synced=True))
+        own.recover(recovered)
+        if view is None:
+            return
+        here.view, self.proof = view, recovered.proof
+        here.restarted_s = here.now_s
+        here.resigned = view.coordinator == here.me.peer and view.number > 0
+        self._go(Trigger.FOLLOWED)
+        founding = self.bootstrap if view.number == 0 else None
+        self.election = Election(here, own, self.signatures, view, founding)
+        self.election.recover(recovered, resigned=here.resigned)
+        text = f"back in view {view.number} of {len(view.members)}, at round {own.round}"
+        here.emit(ev.Note("recovered", text))
+        here.emit(ev.Installed(view))
+        self.syncing.aim(*recovered.known, view, anew=True)
+
+    def _on_durable(self, event: ev.Durable) -> None:
+        records, free = self._here.outbox.synced(event.position)
+        for effect in free:
+            self._here.let_go(effect)
+        for record in records:
+            if isinstance(record, ReadyRecord):
+                self._send_ready(self.follower.on_durable(record))
+
+    def _on_ledger_failed(self, event: ev.LedgerFailed) -> None:
+        """Go on without a vote: what we said from now on would be forgotten."""
+        self._here.outbox.fail()
+        self._forgot(f"the ledger cannot be written any more ({event.why})")
+
+    def _check_memory(self, told: tuple[ms.Remembered, ...]) -> None:
+        """Look whether others remember more of us than our ledger does."""
+        here = self._here
+        if here.view is None:
+            return
+        here.positions.note_all(told, here.view)
+        if here.positions.shows_loss(here.me.peer, here.me.inc, here.outbox.position):
+            self._forgot("others have heard more of this peer than its ledger remembers")
+
+    def _forgot(self, why: str) -> None:
+        """Come back as a new incarnation: a vote of one that forgets is worse than none."""
+        if self._here.view is not None and self._out_of_view(f"{why}; joining anew", "amnesia"):
+            self.joining.renew()
+
     def _on_found(self, event: ev.Found) -> None:
         own, me = self.follower, self._here.me
         chain = own.chain or genesis_chain(event.lineage)
@@ -322,6 +392,8 @@ class Node:
         silences_s = self.election.silences_s() if self.election is not None else {}
         here.view, self.proof, self.coordinator = decided, proof, None
         self._entered.append(ms.Install(decided, proof))
+        here.resigned = False
+        here.positions.enter(decided)
         here.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
         here.pace()
         self.signatures.new_view()
@@ -333,6 +405,7 @@ class Node:
         here.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
         here.emit(ev.Installed(decided))
         self.follower.on_install(decided)
+        here.emit(ev.Persist(ViewRecord(decided, proof), synced=leads))
         self.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
         self.forks.on_install(old, decided)
         if leads:
@@ -356,6 +429,7 @@ class Node:
             here.now_s,
             sign=partial(self.signatures.signed, inc=here.me.inc),
             rounds_in_flight=self.follower.rounds_in_flight,
+            life=here.life,
         )
         if led is not None:
             lead.take_over(led)
@@ -372,6 +446,7 @@ class Node:
         """Enter the imaginary view of the founders: it has an election and nothing else."""
         here, own = self._here, self.follower
         here.view, self.proof = bootstrap_view, None
+        here.emit(ev.Persist(ViewRecord(bootstrap_view), synced=False))
         self._go(Trigger.FOLLOWED)
         if own.round == 0:
             own.chain = genesis_chain(bootstrap_view.lineage)
@@ -465,6 +540,7 @@ class Node:
     def _on_incarnated(self, event: ev.Incarnated) -> None:
         me = self._here.me
         self._here.me = Member(me.peer, event.inc, me.role, me.address)
+        self._here.emit(ev.Persist(IncarnationRecord(event.inc), synced=True))
         self.joining.incarnated()
 
     def _on_hand_over(self, event: ev.HandOver) -> None:
@@ -542,7 +618,7 @@ class Node:
             # Not from ourselves: who has yielded must not take itself for alive. And who asks for a
             # later view does not coordinate this one.
             heard = self._is_coordinator(source) and source != self._here.me.peer
-            heard = heard and not isinstance(message, ms.ProbeView)
+            heard = heard and not isinstance(message, ms.ProbeView | ms.Heartbeat)
             if heard and self.election is not None:
                 self.election.heard_coordinator()
         handler(self, source, message)
@@ -616,6 +692,7 @@ class Node:
 
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
         self.heartbeats.heard(beat)
+        self._check_memory(beat.remembered)
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost
         self._aim(beat.round, beat.chain)
@@ -652,6 +729,7 @@ class Node:
     def _on_promise(self, source: bytes, promise: ms.Promise) -> None:
         if self.signatures.genuine(source, promise) and self.election is not None:
             self.election.on_promise(source, promise)
+            self._check_memory(promise.remembered)
 
     def _on_accept(self, accept: ms.Accept) -> None:
         if self.election is not None:
@@ -659,8 +737,29 @@ class Node:
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
         member = self._here.view.member(source) if self._here.view else None
-        if self.coordinator is not None and member is not None and member.inc == leave.inc:
-            self.coordinator.admission.leaving.add(source)
+        lead = self.coordinator
+        if lead is None or member is None or member.inc != leave.inc:
+            return
+        if leave.life >= lead.roster.life(source):  # else it has been started again since
+            lead.admission.leaving.add(source)
+
+    def _on_heartbeat(self, source: bytes, beat: ms.Heartbeat) -> None:
+        here, lead = self._here, self.coordinator
+        if here.view is not None and here.view.member(source) is not None:
+            if here.positions.shows_loss(source, beat.inc, beat.position):
+                return  # it will hear that from us
+            here.positions.note(source, beat.inc, beat.position)
+        if beat.resigned and self._is_coordinator(source) and self.election is not None:
+            self.election.coordinator_resigned()
+        if lead is not None:
+            lead.on_heartbeat(source, beat, here.now_s)
+
+    def _on_ready(self, source: bytes, ready: ms.Ready) -> None:
+        member = self._here.view.member(source) if self._here.view else None
+        if member is None or self.coordinator is None:
+            return
+        if not self._here.positions.shows_loss(source, member.inc, ready.position):
+            self.coordinator.on_ready(source, ready)
 
     def _tell_lead(self, act: Callable[[Coordinator], object]) -> None:
         if self.coordinator is not None:
@@ -744,6 +843,8 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Found: Node._on_found,
     ms.BootstrapConfig: lambda node, event: node.bootstrap.start(event),
     ev.Incarnated: Node._on_incarnated,
+    ev.Durable: Node._on_durable,
+    ev.LedgerFailed: Node._on_ledger_failed,
     ev.LeaveAsked: lambda node, event: node._on_leave_asked(),
     ev.HandOver: Node._on_hand_over,
     ev.TrainersAsked: lambda node, event: node.heartbeats.ask_trainers(event.min_trainers),
@@ -781,11 +882,11 @@ _ORDERS: dict[type, Callable[[Node, bytes, Any], None]] = {
 _MESSAGES: dict[type, Callable[[Node, bytes, Any], None]] = {
     **_ORDERS,
     # what members tell the coordinator
-    ms.Heartbeat: lambda node, s, m: node._tell_lead(lambda c: c.on_heartbeat(s, m, node.now_s)),
+    ms.Heartbeat: Node._on_heartbeat,
     ms.Offer: lambda node, s, m: node._tell_lead(lambda c: c.on_offer(s, m.blob, node.now_s)),
     ms.ObjectIs: lambda node, s, m: node._tell_lead(lambda c: c.roster.give(s, m.data)),
     ms.Miss: lambda node, s, m: node._tell_lead(lambda c: c.on_miss(s, m)),
-    ms.Ready: lambda node, s, m: node._tell_lead(lambda c: c.on_ready(s, m)),
+    ms.Ready: Node._on_ready,
     ms.Finals: lambda node, s, m: node._tell_lead(lambda c: c.on_finals(s, m)),
     ms.AskTrainers: lambda node, s, m: node._tell_lead(
         lambda c: c.admission.ask_trainers(m.min_trainers)

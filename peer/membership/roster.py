@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from atoll.peer.membership.failure_detector import FailureDetector
 from atoll.peer.membership.link_graph import LinkGraph, graph_of
-from atoll.peer.membership.messages import Heartbeat
+from atoll.peer.membership.messages import Begin, Heartbeat
 from atoll.peer.membership.operations import object_digest
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum
@@ -28,20 +28,34 @@ class Roster:
         self._links: LinkGraph | None = LinkGraph()  # None: to be found anew
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
-        """Note a sign of life; return False if another incarnation or a stranger gives it."""
-        member = self.view.member(peer)
+        """Note a sign of life; return False if it is not of the member that runs now.
+
+        It may be of another incarnation, of an earlier life, or of a stranger.
+        """
+        member, known = self.view.member(peer), self.heartbeats.get(peer)
         if member is None or (beat is not None and beat.inc != member.inc):
+            return False
+        if beat is not None and known is not None and beat.life < known.life:
             return False
         self._detector.heard(peer, now_s)
         self._refused.discard(peer)
         if beat is not None:
-            before = self.heartbeats.get(peer)
-            if beat.unlinked != (before.unlinked if before is not None else ()):
+            if beat.unlinked != (known.unlinked if known is not None else ()):
                 self._links = None
             self.heartbeats[peer] = beat
             if not beat.given:
                 self._given.pop(peer, None)
         return True
+
+    def life(self, peer: bytes) -> int:
+        """Return the number of the process that speaks for a member; 0 if none was heard."""
+        beat = self.heartbeats.get(peer)
+        return beat.life if beat is not None else 0
+
+    def restarted(self, begin: Begin) -> set[bytes]:
+        """Return the participants of an attempt whose process is another one by now."""
+        lives = zip(begin.participants, begin.lives, strict=False)
+        return {peer for peer, life in lives if self.life(peer) != life}
 
     def refused(self, peer: bytes) -> None:
         if self.view.member(peer) is not None:

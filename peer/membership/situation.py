@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from atoll.peer.membership.events import Effect, ProbePeer, Send
+from atoll.peer.membership.amnesia import LedgerPositions
+from atoll.peer.membership.events import Effect, Persist, ProbePeer, Send
+from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Member, View
@@ -17,8 +19,13 @@ from atoll.peer.membership.view import Member, View
 class Situation:
     """Keep what this peer is, where it stands, whom it reaches, and what it has to say."""
 
-    def __init__(self, me: Member, timing: Timing) -> None:
+    def __init__(self, me: Member, timing: Timing, outbox: Outbox | None = None) -> None:
         self.me = me
+        self.life = 0  # the number of this process
+        self.outbox = outbox or Outbox()
+        self.positions = LedgerPositions()
+        self.restarted_s: float | None = None  # when this process found its view in its ledger ...
+        self.resigned = False  # ... which an earlier life had coordinated
         self.timing = self._unpaced = timing
         self.now_s = 0.0
         self.phase = Phase.OUT
@@ -63,8 +70,21 @@ class Situation:
     # ------------------------------------------------------------ effects
 
     def emit(self, effect: Effect) -> None:
-        """Keep an effect for the shell; a message to this peer itself waits for the node."""
-        if isinstance(effect, Send) and effect.peer == self.me.peer:
+        """Keep an effect for the shell; a message to this peer itself waits for the node.
+
+        Records are numbered, and what must not leave before its record is synced is held back.
+        """
+        if isinstance(effect, Persist):
+            written = self.outbox.number(effect)
+            self._effects += [written] if written is not None else []
+        elif not isinstance(effect, Send):
+            self._effects.append(effect)
+        elif not self.outbox.holds_back(effect):
+            self.let_go(effect)
+
+    def let_go(self, effect: Send) -> None:
+        """Send a message that need not wait, or does not any more."""
+        if effect.peer == self.me.peer:
             self._to_self.append(effect.message)
         else:
             self._effects.append(effect)

@@ -101,8 +101,7 @@ class StateSync:
         if steps != 0 or event.chain != own.chain:
             own.previous = (own.round, own.chain) if steps == 1 else (0, b"")
         stale = self._foreign or own.suspect or steps != 1 or own.round == 0
-        own.drop_passed(event.round)
-        own.round, own.chain = event.round, event.chain
+        own.caught_up(event.round, event.chain)
         own.digest, own.digest_round = event.digest, event.round
         own.suspect = False
         if stale:

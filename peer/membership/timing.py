@@ -46,6 +46,10 @@ class Timing:
     kept_s: float = 0.25  # for the lists of finished chunks, before an attempt is begun again
     fork_min_s: float = 6.0  # without a quorum: then who is left may go on, where the policy ...
     fork_max_s: float = 10.0  # ... says so; spread, so that not everybody does at once
+    fork_restarted_s: float = (
+        60.0  # ... nor sooner than that after its own restart: after a power cut
+    )
+    # machines come back seconds apart, and each would go on alone
     meet_s: float = 1.5  # between two looks for peers of other lineages
     hello_s: float = 0.5  # between two calls to the other founders of a run
     hello_gather_s: float = 3.0  # after enough have called: wait for the rest, they may hold more

@@ -38,12 +38,17 @@ Views = Annotated[int, Within(0, (1 << 31) - 1)]
 Attempts = Annotated[int, Within(0, (1 << 31) - 1)]
 Rounds = Annotated[int, Within(0, (1 << 62) - 1)]
 Ballots = Annotated[int, Within(0, (1 << 62) - 1)]
+Lives = Annotated[int, Within(0, (1 << 63) - 1)]  # numbers of processes
+Positions = Annotated[int, Within(0, (1 << 62) - 1)]  # records in a ledger (durable_records.py)
 
 
 @message(wire="Member")
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Describe one life (``inc``) of one peer, as the view names it."""
+    """Describe one peer, as the view names it.
+
+    ``inc`` is the number of its memory as a voter: higher when what it had promised is forgotten.
+    """
 
     peer: PeerId
     inc: Incarnation
@@ -62,11 +67,13 @@ class Member:
 class Ballot:
     """Identify a Paxos ballot.
 
-    Number 0 belongs to the live coordinator, higher ones to candidates.
+    Number 0 belongs to the live coordinator, higher ones to candidates. With the number of its
+    process nothing of a proposer's needs to be on disk: no two lives of it propose at one ballot.
     """
 
     number: Ballots = 0
     peer: Annotated[bytes, Within(0, 32)] = b""
+    life: Lives = 0
 
 
 @message(wire="Rules")
@@ -271,7 +278,8 @@ def new_lineage(before: bytes, reason: bytes) -> bytes:
 
 def forked(view: View, ballot: Ballot) -> View:
     """Return the view in a lineage of its own, for a history that went on without a quorum."""
-    mark = view.number.to_bytes(8, "big") + ballot.number.to_bytes(8, "big") + ballot.peer
+    numbers = (view.number, ballot.number, ballot.life)
+    mark = b"".join(number.to_bytes(8, "big") for number in numbers) + ballot.peer
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]
     lineage = new_lineage(view.lineage, mark)
     return replace(view, lineage=lineage, ancestors=ancestors, fork=True)

@@ -48,8 +48,8 @@ class Checker:
         self._all_work: Counter[bytes] = Counter()  # ... with those that were taken back
         self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
         self._reduced: dict[Begin, tuple[Contribution, ...]] = {}
-        self._said: dict[Host, dict[int, ms.Ready]] = {}
-        self._frozen: dict[Host, tuple[bytes, int]] = {}
+        self._said: dict[object, dict[int, ms.Ready]] = {}  # by whose memory it is (Host.memory)
+        self._frozen: dict[object, tuple[bytes, int]] = {}
 
     @property
     def latest(self) -> View:
@@ -232,7 +232,8 @@ class Checker:
     def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
         """READY is not taken back, and not said any more after a promise."""
         self.decisions.watch(host, event, effects)
-        said = self._said.setdefault(host, {})
+        memory = host.memory
+        said = self._said.setdefault(memory, {})
         if said and type(event) is ev.Received:
             for ready in [x for x in said.values() if _overtakes(event.message, x)]:
                 del said[ready.round]
@@ -240,19 +241,21 @@ class Checker:
             if type(effect) is ev.Send:
                 message = effect.message
                 if type(message) is ms.Ready:
-                    frozen = self._frozen.get(host) == (message.lineage, message.view)
+                    frozen = self._frozen.get(memory) == (message.lineage, message.view)
                     assert not frozen, f"I5: {host.name} says READY after a promise"
-                    said[message.round] = message
+                    if message.durable:
+                        said[message.round] = message
                 elif type(message) is ms.Promise:
-                    self._frozen[host] = (message.lineage, message.view)
+                    self._frozen[memory] = (message.lineage, message.view)
                     self._reports_ready(host, message)
 
     def _reports_ready(self, host: Host, promise: ms.Promise) -> None:
         report = promise.report
         reported = {(run.round, run.attempt) for run in report.runs}
-        for said in self._said[host].values():
+        for said in self._said[host.memory].values():
             if (said.lineage, said.view) == (promise.lineage, promise.view):
-                held = report.round >= said.round or (said.round, said.attempt) in reported
+                known = max(report.round, report.known_round)
+                held = known >= said.round or (said.round, said.attempt) in reported
                 assert held, f"I5: {host.name} takes READY {said.round}.{said.attempt} back"
 
 

@@ -226,6 +226,7 @@ class Copies:
         host.log = [*host.log, entry][-self._world.log_rounds :]
         host.before = host.state
         self._plane.enter(host, state, False)
+        self._world.saved(host)
         if state.round >= task.round:
             self._end(host, task, state, "")
         else:
@@ -262,6 +263,7 @@ class Copies:
         host.log = list(entries[-self._world.log_rounds :])
         hosts = self._world.hosts
         self._plane.enter(host, state, any(hosts[peer].tainted for peer in task.donors))
+        self._world.saved(host)
         self._end(host, task, state, "")
         return True
 

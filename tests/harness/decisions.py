@@ -47,6 +47,8 @@ class Decisions:
         self.committed: set[tuple[bytes, int, bytes]] = set()  # lineage, round, chain
         self._votes: dict[Place, dict[tuple[Ballot, View], set[tuple[bytes, int]]]] = {}
         self._promised: dict[tuple[Place, Ballot], set[bytes]] = {}
+        self._highest: dict[object, Ballot] = {}  # that anybody has promised in a view
+        self._accepted: dict[object, tuple[Ballot, View]] = {}
         self._cradles: dict[bytes, View] = {}
         self._brought: dict[bytes, dict[bytes, set[Position]]] = {}  # into which cradle, by whom
         self._founded: dict[bytes, Position] = {}  # lineage of a founder alone -> where it stood
@@ -89,9 +91,20 @@ class Decisions:
             cast = self._votes.setdefault((message.lineage, message.view), {})
             voters = cast.setdefault((message.ballot, message.proposal), set())
             voters.add((host.peer, message.inc))
+            for (ballot, proposal), others in cast.items():
+                twice = ballot == message.ballot and proposal != message.proposal
+                twice = twice and (host.peer, message.inc) in others
+                assert not twice, f"invariant 1: {host.name} votes for two views in one ballot"
+            place = (message.lineage, message.view, host.memory)
+            below = message.ballot < self._highest.get(place, Ballot())
+            known = self._accepted.get(place) == (message.ballot, message.proposal)
+            assert known or not below, f"invariant 1: {host.name} votes below its promise"
+            self._accepted[place] = message.ballot, message.proposal
         elif kind is ms.Promise:
             place = (message.lineage, message.view), message.ballot
             self._promised.setdefault(place, set()).add(host.peer)
+            key = (message.lineage, message.view, host.memory)
+            self._highest[key] = max(self._highest.get(key, Ballot()), message.ballot)
         elif kind is ms.Prepare:
             self._asked_s.setdefault((host, (message.lineage, message.view)), host.node.now_s)
         elif kind is ms.Accept and message.ballot.number > 0:

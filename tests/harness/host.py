@@ -8,6 +8,7 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.phase import Phase
+from harness.disks import Disk
 from harness.values import Entry, Job, State
 
 __all__ = ["FOREVER_S", "Host", "Trap"]
@@ -62,12 +63,18 @@ class Host:
     rate: float = 1.0  # its clock's seconds per second
     skew_s: float = 0.0
     traps: list[Trap] = field(default_factory=list)  # several hosts may share one
+    disk: Disk | None = None  # of a durable home
 
     def region(self, fragment: int) -> int:
         """The submission that the machine would contribute now, 0 for none."""
         waiting = self.node.follower.submissions.get(fragment)
         found = [number for number, event in self.regions.items() if event is waiting]
         return found[-1] if found else 0
+
+    @property
+    def memory(self) -> object:
+        """What this process has of former ones: with a durable home, what they have said."""
+        return (self.disk.memory, self.node.me.inc) if self.disk is not None else self
 
     @property
     def peer(self) -> bytes:

@@ -14,10 +14,12 @@ from itertools import compress
 from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.kept_chunks import Kept, parse_kept
 from atoll.peer.membership.messages import GATHER, INIT, REDUCE, Begin
 from atoll.peer.rounds.entries import entry_root
 from harness.copies import Copies
+from harness.disks import Stored
 from harness.values import Entry, Job, Mean, State
 
 if TYPE_CHECKING:
@@ -277,8 +279,22 @@ class DataPlane:
         self.enter(host, state.flipped(host.flipped) if host.flipped else state, False)
         host.log = [*host.log, entry][-world.log_rounds :]
         world.log("{} applied {}", host.name, begin.round)
+        if host.disk is not None and begin.round % world.save_every == 0:
+            world.saved(host)
         event = ev.Applied(begin.round, host.state.digest)
         world.after(0.001, lambda: world.deliver(host, event))
+
+    def stored(self, host: Host, record: ReadyRecord) -> Stored | None:
+        """What a file of this round's R has."""
+        begin = record.begin
+        job = host.jobs.get(record.run.round)
+        if begin is None or begin.operation is not None or job is None or not job.complete:
+            return None
+        if (job.begin.view, job.begin.attempt) != (begin.view, begin.attempt):
+            return None
+        means = tuple(job.finals[chunk] for chunk in range(self.size(begin)))
+        which = origin_of(len(means), self.kept(host, begin))
+        return Stored(begin, self.span(begin)[0], means, which, job.root)
 
     def _result(self, host: Host, begin: Begin) -> tuple[Mean, ...]:
         for_others = begin.kind == REDUCE and host.peer not in begin.participants

@@ -7,12 +7,14 @@ messages travel is its subclasses' business. Nothing here is random: equal scrip
 from __future__ import annotations
 
 import heapq
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import compress
 from typing import Any
 
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.durable_records import ReadyRecord, Recovered
 from atoll.peer.membership.messages import GATHER, Begin, Install, Meet
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import Call
@@ -22,6 +24,7 @@ from atoll.peer.membership.view import REPLICA, Member
 from atoll.peer.net.wire import name_of
 from harness.bounded import BoundedNode
 from harness.checks import Checker
+from harness.disks import Disk
 from harness.host import FOREVER_S, Host, Trap
 from harness.outlaws import Outlaws
 from harness.plane import DataPlane
@@ -69,6 +72,10 @@ class World(ABC):
         self.chunks = 4
         self.fragments = 1
         self.log_rounds = 8  # entries that a donor's log keeps
+        self.is_durable = False  # every home has a ledger, rounds and checkpoints
+        self.save_every = 5  # rounds between two checkpoints of a durable home
+        self.homes: dict[str, Disk] = {}
+        self.disk_dice = random.Random(0)  # what a power cut takes
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.alarms = ALARMS
         self.call_of: Callable[[Host], Call] = lambda host: None  # what a trainer does next: a step
@@ -111,20 +118,70 @@ class World(ABC):
     # ------------------------------------------------------------ processes
 
     def add(self, name: str, role: str = REPLICA) -> Host:
-        self._incs[name] = self._incs.get(name, 0) + 1
         peer = peer_id(name)
-        member = Member(peer, self._incs[name], role, f"{name}:1")
         before = self.hosts.get(peer)
-        host = Host(name, self.make_node(member))
-        if before is not None:
-            host.life = before.life + 1
+        life = before.life + 1 if before is not None else 1
+        if self.is_durable:
+            host = self._with_home(name, role, life)
+        else:
+            self._incs[name] = self._incs.get(name, 0) + 1
+            member = Member(peer, self._incs[name], role, f"{name}:1")
+            host = Host(name, self.make_node(member))
+        host.life = life
         self.hosts[peer] = host
         if name in self.outbound:
             self.deliver(host, ev.Reach(outbound=True))
         return host
 
-    def make_node(self, member: Member) -> Node:
-        return BoundedNode(member, self.timing)
+    def make_node(self, member: Member, life: int = 0, found: Recovered | None = None) -> Node:
+        return BoundedNode(member, self.timing, life=life, recovered=found)
+
+    def _with_home(self, name: str, role: str, life: int) -> Host:
+        """A process that reads its home first. One with an empty ledger is a new incarnation."""
+        disk = self.homes.setdefault(name, Disk())
+        found = disk.open(holds_state=role == REPLICA)
+        inc = found.inc
+        if not inc:
+            self._incs[name] = inc = self._incs.get(name, 0) + 1
+            disk.memory = object()
+        member = Member(peer_id(name), inc, role, f"{name}:1")
+        host = Host(name, self.make_node(member, life, found), disk=disk)
+        if role == REPLICA:
+            host.state, host.log = disk.state(found, self.chunks)
+            at = (host.state.round, host.state.chain)
+            assert at == found.state or not found.state[0], f"{name} replays to {at}"
+            host.log = host.log[-self.log_rounds :]
+            for head in found.ready:
+                stored = disk.rounds.get(head.place)
+                if stored is not None:
+                    host.jobs[head.run.round] = stored.job()
+        return host
+
+    def _persist(self, host: Host, effect: ev.Persist) -> None:
+        disk, record = host.disk, effect.record
+        assert disk is not None
+        is_ready = isinstance(record, ReadyRecord) and record.begin is not None
+        disk.write(effect.position, record, self.plane.stored(host, record) if is_ready else None)
+        if effect.synced:
+            self.after(disk.sync_s, lambda: self._synced(host, effect.position))
+
+    def _synced(self, host: Host, position: int) -> None:
+        """The kernel goes on while the process is stopped, and ends with its machine."""
+        disk = host.disk
+        if disk is None or not host.alive or self.hosts[host.peer] is not host:
+            return
+        if disk.fails:
+            disk.fails = False
+            self.homes[host.name] = host.disk = Disk(disk.sync_s)
+            self.deliver(host, ev.LedgerFailed("no space left"))
+            return
+        disk.sync(position)
+        self.deliver(host, ev.Durable(position))
+
+    def saved(self, host: Host) -> None:
+        """A checkpoint of the state is on the disk."""
+        if host.disk is not None and not host.tainted and not host.flipped:
+            host.disk.save(host.state)
 
     def host(self, name: str) -> Host:
         return self.hosts[peer_id(name)]
@@ -151,6 +208,8 @@ class World(ABC):
         comes into the run, if it does not just ask to come in."""
         before = self.host(name)
         assert not before.alive
+        if before.off and name in self.homes:
+            self.homes[name].lose_power(self.disk_dice)
         host = self.add(name, before.node.me.role)
         host.trains, host.inner_s = before.trains, before.inner_s
         host.weight, host.rate, host.skew_s = before.weight, before.rate, before.skew_s
@@ -159,6 +218,8 @@ class World(ABC):
         if begin is not None:
             begin(host)
         self.deliver(host, ev.Tick())
+        if host.disk is not None and host.state.round:
+            self.deliver(host, ev.Applied(host.state.round, host.state.digest))
         for other in self.living():
             if other is not host:
                 self.dial(host, other.peer)
@@ -366,6 +427,7 @@ class World(ABC):
             ev.Undo: plane.undo,
             ev.TellTrainer: self._tell,
             ev.Renew: self._renew,
+            ev.Persist: self._persist,
             ev.Installed: self._installed,
             ev.Note: self._note,
             ev.Left: self._left,

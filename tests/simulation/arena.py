@@ -21,6 +21,7 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.durable_records import Recovered
 from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.operations import Call, Operation
 from atoll.peer.membership.timing import Timing
@@ -126,9 +127,12 @@ class Arena(World):
         self.noted[effect.kind] += 1
         super()._note(host, effect)
 
-    def make_node(self, member: Member) -> BoundedNode:
+    def make_node(
+        self, member: Member, life: int = 0, found: Recovered | None = None
+    ) -> BoundedNode:
         options = self.options
-        node = BoundedNode(member, self.timing, Seal(member.peer) if options.signed else None)
+        signer = Seal(member.peer) if options.signed else None
+        node = BoundedNode(member, self.timing, signer, life=life, recovered=found)
         node.handle(options.configured, 0.0)
         return node
 

@@ -1,0 +1,80 @@
+"""Notice who has lost its memory: a ledger never gets shorter.
+
+Theory. A home that was restored from an image, or copied, looks whole to itself: it has forgotten
+promises and READY that others have counted. What tells is the *position* of its ledger, the number
+of records that it has ever held, of which a peer names only those that are synced. Everybody keeps
+the highest position that it has heard of each member. To compare when a link comes up is not
+enough: one who remembers would refuse the forgetful peer, and another, who never heard of it since,
+would count it. So a promise carries what its sender remembers of all others, and a candidate counts
+no promise, and takes no value from one, that another promise in hand shows to be forgetful. READY
+that was counted stands in the memory of the coordinator, who is among those whom a promise is asked
+of, or was heard by somebody who is. The coordinator's beat passes its memory on, so that after a
+moment all have it, and so that the forgetful peer hears of it: it comes back as a new incarnation.
+
+This is a tripwire and no proof. An image that is restored while everybody who has heard more is
+gone is not detected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from atoll.peer.membership.messages import Promise, Remembered
+from atoll.peer.membership.view import View
+
+NEWS_MAX = 8  # positions in one beat of the coordinator, which goes to all four times a second
+
+
+class LedgerPositions:
+    """Remember of each member of the view the highest position that its ledger had."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, tuple[int, int]] = {}  # incarnation and position
+        self._news: dict[bytes, None] = {}  # of whom the coordinator has yet to tell
+
+    def note(self, peer: bytes, inc: int, position: int) -> None:
+        """Note what a peer says of itself, or somebody else of it."""
+        if position > 0 and (inc, position) > self._known.get(peer, (0, 0)):
+            self._known[peer] = (inc, position)
+            self._news[peer] = None
+
+    def note_all(self, told: Iterable[Remembered], view: View) -> None:
+        for each in told:
+            if view.member(each.peer) is not None:
+                self.note(each.peer, each.inc, each.position)
+
+    def enter(self, view: View) -> None:
+        """Forget those who are no members any more."""
+        members = {*view.peers}
+        self._known = {peer: known for peer, known in self._known.items() if peer in members}
+        self._news = dict.fromkeys(self._known)
+
+    def told(self) -> tuple[Remembered, ...]:
+        """Return what to tell others."""
+        return tuple(Remembered(peer, *known) for peer, known in sorted(self._known.items()))
+
+    def news(self) -> tuple[Remembered, ...]:
+        """Return some of what the members have not been told yet: a beat is to stay short."""
+        some = [*self._news][:NEWS_MAX]
+        for peer in some:
+            del self._news[peer]
+        return tuple(Remembered(peer, *self._known[peer]) for peer in some)
+
+    def shows_loss(self, peer: bytes, inc: int, position: int) -> bool:
+        """Return whether this incarnation is known to have had a longer ledger."""
+        known_inc, known = self._known.get(peer, (0, 0))
+        return inc == known_inc and position < known
+
+
+def forgetful(promises: Mapping[bytes, Promise]) -> set[bytes]:
+    """Return whose promise another one shows to come from a peer that has lost its memory."""
+    longest: dict[tuple[bytes, int], int] = {}
+    for promise in promises.values():
+        for each in promise.remembered:
+            known = longest.get((each.peer, each.inc), 0)
+            longest[each.peer, each.inc] = max(known, each.position)
+    return {
+        peer
+        for peer, promise in promises.items()
+        if promise.position < longest.get((peer, promise.inc), 0)
+    }

@@ -1,0 +1,354 @@
+"""Define what a peer writes down before it says it, and find out what its disk still says.
+
+Theory. A voter of a Paxos, and a replica of a log, may forget only what it has told nobody: Paxos
+is safe over any crashes if an acceptor's promises and votes are on stable storage before the answer
+leaves (Lamport, "Paxos Made Simple", 2001, section 2.4; Chandra, Griesemer and Redstone, "Paxos
+Made Live", 2007, on what follows when a disk forgets). So each peer keeps one append-only file of
+*records*, its ledger, and ``SYNCED_FIRST`` says what is on the disk before which message leaves. A
+process that comes back reads it (:func:`recovered`) and is the same voter as before: for the others
+a restart is a silence and nothing else.
+
+One file in one order is what makes the table short. A sync carries every record before it, so that
+what needs no sync of its own (commits, views of others) is lost only as a suffix, and never under
+anything that was synced. Three things follow from records alone:
+
+- A *view* is the beginning of all that is said in it. Promises, votes and READY before it are void:
+  attempts count from 1 in each view, and a READY that does not lead to the base of the next view
+  has lost. Those that lead to it are committed by it.
+- A *READY* says where its round leads from and to (chains), so that replay follows chains and not
+  the order of lines. What is beyond the last *known commit* is held and not applied: the group may
+  have given the attempt up since, and have committed other bytes for the same round.
+- Whoever coordinates a view does so once. Attempt numbers, the one proposal of ballot 0 and the
+  decision to give an attempt up are in memory only; so the view that a coordinator enters is synced
+  before its first order leaves, and a process that finds such a view in its ledger *resigns*: it is
+  a plain member, and the others elect somebody.
+
+A peer that cannot read its ledger, or that others have heard say more than stands in it, has lost
+its memory and must not vote: it comes back as a new incarnation (``Member.inc``), as one that was
+never there. The number of its process (``life``) tells a restart from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from atoll.peer.membership.messages import (
+    Accept,
+    Accepted,
+    AskFinals,
+    Begin,
+    BootstrapHello,
+    Commit,
+    CoordinatorBeat,
+    Join,
+    Notice,
+    Promise,
+    Proof,
+    Ready,
+    Repair,
+    Resync,
+    Run,
+    SyncTarget,
+    Yield,
+)
+from atoll.peer.membership.view import (
+    Ballot,
+    Digest,
+    Incarnation,
+    Lineage,
+    Rounds,
+    View,
+    Views,
+    chain_after,
+)
+from atoll.peer.net.wire import message
+
+Position = tuple[int, bytes]  # a round, and the chain after it
+Place = tuple[bytes, int, int, int]  # lineage, view, round, attempt: what a file of R is named by
+
+
+@message(wire="LedgerLife")
+@dataclass(frozen=True, slots=True)
+class IncarnationRecord:
+    """Begin a new memory: whatever was promised as another incarnation is not this one's."""
+
+    inc: Incarnation
+
+
+@message(wire="LedgerView")
+@dataclass(frozen=True, slots=True)
+class ViewRecord:
+    """Note a view that this peer has entered, and why it is decided."""
+
+    view: View
+    proof: Proof | None = None
+
+
+@message(wire="LedgerPromise")
+@dataclass(frozen=True, slots=True)
+class PromiseRecord:
+    """Note a promise: no vote below this ballot any more, and no READY in the view."""
+
+    lineage: Lineage
+    view: Views
+    ballot: Ballot
+
+
+@message(wire="LedgerVote")
+@dataclass(frozen=True, slots=True)
+class AcceptedRecord:
+    """Note a vote, whole: another candidate has to be told what it was for."""
+
+    vote: Accepted
+
+
+@message(wire="LedgerReady")
+@dataclass(frozen=True, slots=True)
+class ReadyRecord:
+    """Note a READY: the round leads from the chain ``before`` to the one that its root gives.
+
+    Without ``begin`` it is an attester's, which has no R.
+    """
+
+    lineage: Lineage
+    view: Views
+    run: Run
+    before: Digest
+    begin: Begin | None = None
+
+    @property
+    def after(self) -> bytes:
+        """Return the chain after the round."""
+        return chain_after(self.before, self.run.round, self.run.fragment, self.run.root)
+
+    @property
+    def place(self) -> Place:
+        return self.lineage, self.view, self.run.round, self.run.attempt
+
+
+@message(wire="LedgerCommit")
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """Note that this round is committed, with all before it."""
+
+    round: Rounds
+    chain: Digest
+
+
+Record = (
+    IncarnationRecord | ViewRecord | PromiseRecord | AcceptedRecord | ReadyRecord | CommitRecord
+)
+
+# Before a message of this kind leaves, whatever records of these kinds were to be synced are. READY
+# leaves in two more ways, heartbeats and reports: member.py says it nowhere before it is synced.
+# Orders of a coordinator wait for its view. The first message of a life waits for the number of
+# that life, which the home writes (Home).
+SYNCED_FIRST: Mapping[type, tuple[type, ...]] = {
+    Promise: (PromiseRecord, AcceptedRecord),
+    Accepted: (AcceptedRecord,),
+    Ready: (ReadyRecord,),
+    BootstrapHello: (IncarnationRecord,),
+    Join: (IncarnationRecord,),
+    Accept: (ViewRecord,),
+    AskFinals: (ViewRecord,),
+    Begin: (ViewRecord,),
+    Commit: (ViewRecord,),
+    CoordinatorBeat: (ViewRecord,),
+    Notice: (ViewRecord,),
+    Repair: (ViewRecord,),
+    Resync: (ViewRecord,),
+    SyncTarget: (ViewRecord,),
+    Yield: (ViewRecord,),
+}
+
+
+# ---------------------------------------------------------------- what a ledger says
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Hold what a peer's home still knows: the machine begins with it (Node)."""
+
+    position: int  # of the last record: numbers go on from here, and never back
+    inc: int
+    view: View | None  # the last that it was in; None after a new incarnation began
+    proof: Proof | None
+    promised: Ballot  # in that view
+    frozen: bool
+    accepted: Accepted | None
+    known: Position  # the last commit that it knows of
+    state: Position  # what its checkpoint and rounds give: `known`, or less where files are missing
+    ready: tuple[ReadyRecord, ...]  # what it has said READY for in that view, beyond `known`
+    missing: frozenset[int] = frozenset()  # rounds of these whose R is not here
+    checkpoint: Position = (0, b"")  # from which ...
+    replay: tuple[ReadyRecord, ...] = ()  # ... these rounds lead to `state`
+
+
+@dataclass(slots=True)
+class _Ledger:
+    """Fold records, in their order, into what holds after the last of them."""
+
+    inc: int = 0
+    view: ViewRecord | None = None
+    promised: Ballot = field(default_factory=Ballot)
+    frozen: bool = False
+    accepted: Accepted | None = None
+    committed: dict[int, bytes] = field(default_factory=dict)  # round -> chain
+    heads: dict[Position, ReadyRecord] = field(default_factory=dict)  # by where they lead to
+    ready: dict[int, ReadyRecord] = field(default_factory=dict)  # of the view, the latest attempts
+
+    def add(self, record: Record) -> None:
+        match record:
+            case IncarnationRecord():
+                self.inc, self.view = record.inc, None
+                self._anew()
+                self.ready.clear()
+            case ViewRecord():
+                self._enter(record)
+            case PromiseRecord() if self._is_of_view(record.lineage, record.view):
+                self.promised, self.frozen = max(self.promised, record.ballot), True
+            case AcceptedRecord() if self._is_of_view(record.vote.lineage, record.vote.view):
+                self.accepted = record.vote
+                self.promised = max(self.promised, record.vote.ballot)
+            case ReadyRecord():
+                self.heads[record.run.round, record.after] = record
+                if self._is_of_view(record.lineage, record.view):
+                    self.ready[record.run.round] = record
+            case CommitRecord():
+                self._commit(record.round, record.chain)
+
+    def _is_of_view(self, lineage: bytes, number: int) -> bool:
+        view = self.view.view if self.view is not None else None
+        return view is not None and (view.lineage, view.number) == (lineage, number)
+
+    def _anew(self) -> None:
+        self.promised, self.frozen, self.accepted = Ballot(), False, None
+
+    def _enter(self, record: ViewRecord) -> None:
+        """Void what was said in the view before, and whatever the new base takes back."""
+        view = record.view
+        self.view = record
+        self._anew()
+        self.ready.clear()
+        if view.number == 0:
+            return
+        mine = self.committed.get(view.base_round, view.base_chain)
+        kept = self.committed if mine == view.base_chain else {}  # else it is another history
+        self.committed = {n: chain for n, chain in kept.items() if n <= view.base_round}
+        self.committed[view.base_round] = view.base_chain
+
+    def _commit(self, number: int, chain: bytes) -> None:
+        """Know a commit. Only a view takes one back: a lower one is on the way to what is known."""
+        self.committed[number] = chain
+        self.ready = {n: ready for n, ready in self.ready.items() if n > self.known[0]}
+
+    @property
+    def known(self) -> Position:
+        return max(self.committed.items(), default=(0, b""))
+
+    def rounds_from(self, start: Position, stored: Collection[Place]) -> list[ReadyRecord]:
+        """Return the committed rounds that lead on from a state, as long as their R is here."""
+        found: list[ReadyRecord] = []
+        number, chain = start
+        while (following := self.committed.get(number + 1)) is not None:
+            head = self.heads.get((number + 1, following))
+            if head is None or head.before != chain or not _is_stored(head, stored):
+                break
+            found.append(head)
+            number, chain = number + 1, following
+        return found
+
+
+def _is_stored(head: ReadyRecord, stored: Collection[Place]) -> bool:
+    """Return whether R of this round is here; an operation changes no state."""
+    changes = head.begin is None or head.begin.operation is None
+    return head.place in stored or not changes
+
+
+def recovered(
+    records: Iterable[Record],
+    position: int,
+    checkpoints: Iterable[Position] = (),
+    stored: Collection[Place] = (),
+    *,
+    holds_state: bool = True,
+) -> Recovered:
+    """Return what these records mean, with the files that are whole beside them.
+
+    ``position`` is that of the last record. ``checkpoints`` are those that can be read; where
+    the run began is one too. ``stored``: the rounds whose R is here. Without ``holds_state``, as on
+    a witness, a position needs no files.
+    """
+    ledger = _Ledger()
+    for record in records:
+        ledger.add(record)
+    known = ledger.known
+    starts = [(0, b""), *(c for c in checkpoints if ledger.committed.get(c[0]) == c[1])]
+    ways = [(start, _rounds_from_start(ledger, start, stored)) for start in starts]
+    checkpoint, replay = max(ways, key=lambda way: (_end(*way)[0], way[0][0]))
+    state = _end(checkpoint, replay) if holds_state else known
+    view = ledger.view
+    ready = tuple(head for number, head in sorted(ledger.ready.items()) if number > known[0])
+    lacking = (h for h in ready if h.begin is not None and not _is_stored(h, stored))
+    return Recovered(
+        position,
+        ledger.inc,
+        view.view if view is not None else None,
+        view.proof if view is not None else None,
+        ledger.promised,
+        ledger.frozen,
+        ledger.accepted,
+        known,
+        state,
+        ready,
+        frozenset(head.run.round for head in lacking),
+        checkpoint,
+        tuple(replay),
+    )
+
+
+def _rounds_from_start(
+    ledger: _Ledger, start: Position, stored: Collection[Place]
+) -> list[ReadyRecord]:
+    """Return the way on from a state; from nothing, the first round says itself what it is."""
+    if start[0] == 0:
+        first = ledger.heads.get((1, ledger.committed.get(1, b"")))
+        start = (0, first.before) if first is not None else start
+    return ledger.rounds_from(start, stored)
+
+
+def _end(start: Position, rounds: list[ReadyRecord]) -> Position:
+    return (rounds[-1].run.round, rounds[-1].after) if rounds else start
+
+
+def compacted(records: Iterable[Record], since: int) -> tuple[Record, ...]:
+    """Return the records that say the same, of rounds after ``since`` only.
+
+    That is the round of the older checkpoint. A checkpoint takes the place of rounds; promises,
+    votes and READY of the view stay, and so does the number of this memory.
+    """
+    ledger = _Ledger()
+    for record in records:
+        ledger.add(record)
+    kept: list[Record] = [IncarnationRecord(ledger.inc)]
+    history: dict[int, list[Record]] = {}
+    for (number, after), head in ledger.heads.items():
+        if number > since and ledger.committed.get(number) == after:
+            history.setdefault(number, []).append(head)
+    for number, chain in sorted(ledger.committed.items()):
+        if number >= since:
+            kept += [*history.get(number, ()), CommitRecord(number, chain)]
+    if ledger.view is not None:
+        kept.append(ledger.view)
+        view = ledger.view.view
+        # The view's base may be older than what was committed in it since.
+        kept += [
+            CommitRecord(n, c) for n, c in sorted(ledger.committed.items()) if n > view.base_round
+        ]
+        if ledger.frozen:
+            kept.append(PromiseRecord(view.lineage, view.number, ledger.promised))
+        if ledger.accepted is not None:
+            kept.append(AcceptedRecord(ledger.accepted))
+    kept += [head for _, head in sorted(ledger.ready.items())]
+    return tuple(kept)

@@ -1,0 +1,151 @@
+"""The disk of one simulated home: what a ledger, rounds and checkpoints on it still say afterwards.
+
+Records that are written lie in the page cache until they are synced. A killed process loses none of
+them; a machine that loses its power keeps any number of the first, never one behind a gap. What is
+read back goes through the codec of the product, as the bytes of a real ledger do.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import dataclass, field
+
+from atoll.peer.membership.durable_records import (
+    IncarnationRecord,
+    Place,
+    ReadyRecord,
+    Record,
+    Recovered,
+    compacted,
+    recovered,
+)
+from atoll.peer.membership.messages import Begin
+from atoll.peer.net.wire import decode, encode
+from harness.values import Entry, Job, Mean, State
+
+__all__ = ["Disk", "Stored"]
+
+CHECKPOINTS = 2  # the older one is for when the newer is damaged
+SYNC_S = 0.004
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """R of an attempt, as a file has it."""
+
+    begin: Begin
+    first: int
+    means: tuple[Mean, ...]
+    origin_of: bytes
+    root: bytes
+
+    def entry(self, before: bytes, after: bytes) -> Entry:
+        means = () if self.begin.operation is not None else self.means
+        return Entry(self.begin, self.first, means, before, after, self.origin_of)
+
+    def job(self) -> Job:
+        finals = dict(enumerate(self.means))
+        return Job(self.begin, None, finals, active=False, complete=True, root=self.root)
+
+
+@dataclass(eq=False)
+class Disk:
+    """One disk. It is there before and after each process of its peer."""
+
+    sync_s: float = SYNC_S
+    records: list[tuple[int, Record]] = field(default_factory=list)  # with their positions
+    synced: int = 0  # position up to which a power cut takes nothing
+    rounds: dict[Place, Stored] = field(default_factory=dict)
+    checkpoints: list[State] = field(default_factory=list)  # the newest last
+    fails: bool = False  # the next sync does
+    memory: object = field(default_factory=object)  # another one once it has forgotten something
+
+    @property
+    def position(self) -> int:
+        return self.records[-1][0] if self.records else 0
+
+    # ------------------------------------------------------------ while a process writes
+
+    def write(self, position: int, record: Record, result: Stored | None) -> None:
+        self.records.append((position, record))
+        if result is not None and isinstance(record, ReadyRecord):
+            self.rounds[record.place] = result
+
+    def sync(self, position: int) -> None:
+        self.synced = max(self.synced, position)
+
+    def save(self, state: State) -> None:
+        """A checkpoint is on the disk, and what it replaces goes: rounds, never votes."""
+        if state.round == 0 or (self.checkpoints and self.checkpoints[-1].chain == state.chain):
+            return
+        self.checkpoints = [*self.checkpoints, state][-CHECKPOINTS:]
+        if len(self.checkpoints) < CHECKPOINTS:
+            return
+        since = min(saved.round for saved in self.checkpoints)
+        position = self.position
+        kept = compacted((record for _, record in self.records), since)
+        self.records = [(position, record) for record in kept]
+        self.synced = position
+        places = {record.place for record in kept if isinstance(record, ReadyRecord)}
+        self.rounds = {place: r for place, r in self.rounds.items() if place in places}
+
+    # ------------------------------------------------------------ what befalls it
+
+    def lose_power(self, dice: random.Random) -> None:
+        """What was not synced may be there or not, from some record on."""
+        loose = [i for i, (position, _) in enumerate(self.records) if position > self.synced]
+        if loose:
+            end = dice.choice([*loose, len(self.records)])
+            gone = {r.place for _, r in self.records[end:] if isinstance(r, ReadyRecord)}
+            self.records = self.records[:end]
+            for place in gone - {r.place for _, r in self.records if isinstance(r, ReadyRecord)}:
+                self.rounds.pop(place, None)
+
+    def image(self) -> Disk:
+        """A copy that may be put in the place of this disk later."""
+        kept = copy.copy(self)
+        kept.records, kept.rounds = [*self.records], {**self.rounds}
+        kept.checkpoints, kept.memory = [*self.checkpoints], object()
+        return kept
+
+    def damage(self, dice: random.Random) -> None:
+        """One file of R or one checkpoint cannot be read any more."""
+        if self.rounds and dice.random() < 0.7:
+            del self.rounds[dice.choice(sorted(self.rounds))]
+        elif self.checkpoints:
+            del self.checkpoints[dice.randrange(len(self.checkpoints))]
+
+    # ------------------------------------------------------------ the next process
+
+    def open(self, holds_state: bool) -> Recovered:
+        """What the home says: it is synced before anybody hears of it."""
+        self.synced = self.position
+        read = [decode(encode(record)) for _, record in self.records]
+        places = [(state.round, state.chain) for state in self.checkpoints]
+        return recovered(
+            read,  # type: ignore[arg-type]
+            self.position,
+            places,
+            {*self.rounds},
+            holds_state=holds_state,
+        )
+
+    def state(self, found: Recovered, chunks: int) -> tuple[State, list[Entry]]:
+        """The state that recovery comes to, and the rounds that it has applied for that."""
+        starts = (s for s in self.checkpoints if (s.round, s.chain) == found.checkpoint)
+        state, entries = next(starts, State()), []
+        for head in found.replay:
+            stored = self.rounds.get(head.place)
+            if stored is None:  # an operation
+                assert head.begin is not None
+                entry = Entry(head.begin, 0, (), head.before, head.after)
+            else:
+                entry = stored.entry(head.before, head.after)
+            state = state.after(entry, chunks)
+            entries.append(entry)
+        return state, entries
+
+    def incarnation(self) -> int:
+        incs = [record.inc for _, record in self.records if isinstance(record, IncarnationRecord)]
+        return incs[-1] if incs else 0
