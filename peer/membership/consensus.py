@@ -235,6 +235,8 @@ class Proposer:
         quorum = is_quorum(self.view, self.promises)
         if not quorum and not (lone_ok and self.promises):
             return
+        if self.ballot.peer not in self.promises:
+            return  # our own is on its way to our disk
         if self._quorum_at_s is None:
             self._quorum_at_s = now_s
         everyone = set(self.view.peers) <= self._heard.keys() | gone

@@ -306,6 +306,7 @@ class Node:
         if view is None:
             return
         here.view, self.proof = view, recovered.proof
+        self._entered.append(ms.Install(view, recovered.proof))
         here.restarted_s = here.now_s
         here.resigned = view.coordinator == here.me.peer and view.number > 0
         self._go(Trigger.FOLLOWED)
@@ -391,9 +392,9 @@ class Node:
         old, led = here.view, self.coordinator
         silences_s = self.election.silences_s() if self.election is not None else {}
         here.view, self.proof, self.coordinator = decided, proof, None
-        self._entered.append(ms.Install(decided, proof))
         here.resigned = False
         here.positions.enter(decided)
+        self._entered.append(ms.Install(decided, proof))
         here.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
         here.pace()
         self.signatures.new_view()

@@ -40,6 +40,8 @@ class Checker:
         self.decisions = Decisions(self.views)
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
+        self.may_lose_operations = False
+        self._operations: set[tuple[bytes, int]] = set()  # lineage and round
         self.probation, self.least = 0, 1  # of the run's specification ...
         self.min_trainers = 1  # ... too, where the view has no number of its own
         self._begun = {0, 1}  # rounds after which runs were founded or resumed
@@ -82,11 +84,16 @@ class Checker:
             assert view.base_chain == chain, f"invariant 5: view {view.number} rewrites {number}"
 
     def _rolled_back(self, lineage: bytes, decided_in: int, number: int, until: int) -> bool:
-        """Whether a flagged rollback took that round back, in a view up to this one."""
-        return any(
-            v.lineage == lineage and decided_in < v.number <= until and v.base_round < number
-            for v in self.rollbacks
-        )
+        """Whether a view up to this one took that round back: a flagged rollback, or one after a
+        power cut behind operations only."""
+        later = [v for v in self.rollbacks if v.lineage == lineage]
+        if self.may_lose_operations:
+            later += [v for v in self.views.values() if self._forgets_operations(v, number)]
+        return any(decided_in < v.number <= until and v.base_round < number for v in later)
+
+    def _forgets_operations(self, view: View, number: int) -> bool:
+        between = range(view.base_round + 1, number + 1)
+        return all((view.lineage, n) in self._operations for n in between)
 
     # ------------------------------------------------------------ rounds
 
@@ -101,6 +108,8 @@ class Checker:
         """``lineage``: of the history that this peer continues with it."""
         begin, chain = entry.begin, entry.chain
         key = (lineage, begin.round)
+        if begin.operation is not None:
+            self._operations.add(key)
         known = self.commits.get(key)
         if known is not None and self._rolled_back(lineage, known[0], begin.round, begin.view):
             known = None
@@ -243,11 +252,16 @@ class Checker:
                 if type(message) is ms.Ready:
                     frozen = self._frozen.get(memory) == (message.lineage, message.view)
                     assert not frozen, f"I5: {host.name} says READY after a promise"
-                    if message.durable:
+                    if message.durable and not self._is_lazy(host, message):
                         said[message.round] = message
                 elif type(message) is ms.Promise:
                     self._frozen[memory] = (message.lineage, message.view)
                     self._reports_ready(host, message)
+
+    def _is_lazy(self, host: Host, ready: ms.Ready) -> bool:
+        """Whether a power cut may forget it: a collective of a session changes no state."""
+        held = host.node.follower.held.get(ready.round)
+        return host.disk is not None and held is not None and not held.changes_state
 
     def _reports_ready(self, host: Host, promise: ms.Promise) -> None:
         report = promise.report

@@ -297,7 +297,7 @@ class DataPlane:
         return Stored(begin, self.span(begin)[0], means, which, job.root)
 
     def _result(self, host: Host, begin: Begin) -> tuple[Mean, ...]:
-        for_others = begin.kind == REDUCE and host.peer not in begin.participants
+        for_others = begin.kind == REDUCE and not host.node.follower.takes_part(begin)
         if begin.kind == GATHER or for_others:
             return ()
         job = host.jobs.get(begin.round)

@@ -75,6 +75,7 @@ class World(ABC):
         self.is_durable = False  # every home has a ledger, rounds and checkpoints
         self.save_every = 5  # rounds between two checkpoints of a durable home
         self.homes: dict[str, Disk] = {}
+        self.first_event: ev.Event = ev.Tick()  # of a process that finds a home
         self.disk_dice = random.Random(0)  # what a power cut takes
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.alarms = ALARMS
@@ -129,6 +130,8 @@ class World(ABC):
             host = Host(name, self.make_node(member))
         host.life = life
         self.hosts[peer] = host
+        if self.is_durable:
+            self.deliver(host, self.first_event)
         if name in self.outbound:
             self.deliver(host, ev.Reach(outbound=True))
         return host
@@ -151,6 +154,7 @@ class World(ABC):
             at = (host.state.round, host.state.chain)
             assert at == found.state or not found.state[0], f"{name} replays to {at}"
             host.log = host.log[-self.log_rounds :]
+            host.digests[host.state.round] = host.state.digest
             for head in found.ready:
                 stored = disk.rounds.get(head.place)
                 if stored is not None:

@@ -102,6 +102,7 @@ class Arena(World):
         self.checker.decisions.rules = options.rules
         self.checker.probation, self.checker.least = options.probation, options.least
         self.checker.min_trainers = options.min_trainers
+        self.first_event = options.configured
         self.call_of = self._call_of
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
@@ -133,7 +134,8 @@ class Arena(World):
         options = self.options
         signer = Seal(member.peer) if options.signed else None
         node = BoundedNode(member, self.timing, signer, life=life, recovered=found)
-        node.handle(options.configured, 0.0)
+        if found is None:
+            node.handle(options.configured, 0.0)
         return node
 
     # ------------------------------------------------------------ disks
