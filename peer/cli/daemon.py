@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.collectives.errors import CheckpointError, ConfigError
+from atoll.collectives.units import count
 from atoll.peer.cli.admission import (
     Entry,
     add_address_option,
@@ -393,7 +394,8 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
 
     def joined(view: View) -> None:
         own = f"peer {short(home.peer_id)} at {daemon.advertised()}"
-        log.begin(_whom_it_joined(daemon, view), f"  this is {own}, home {home.path}", here)
+        first = _where_it_is_back(daemon, view) if remembers else _whom_it_joined(daemon, view)
+        log.begin(first, f"  this is {own}, home {home.path}", here)
 
     def ready() -> None:
         if daemon.node.bootstrap.waiting and not options.founders:  # for others who resume
@@ -432,14 +434,22 @@ def _whom_it_joined(daemon: Daemon, view: View) -> str:
     node = daemon.node
     lead = view.member(view.coordinator)
     number = max(node.follower.round + node.syncing.rounds_behind, view.base_round)
-    count = sum(peer != node.me.peer for peer in view.peers)
+    others = count(sum(peer != node.me.peer for peer in view.peers), "peer")
     run = daemon.parts.options.run
     follows = "following" if node.me.role == ARCHIVE else "joined"
     return (
-        f"{follows} run {run}: {count} peer{'s' if count > 1 else ''}, coordinator"
+        f"{follows} run {run}: {others}, coordinator"
         f" {short(view.coordinator)} at {lead.address if lead else 'an unknown address'},"
         f" round {number}"
     )
+
+
+def _where_it_is_back(daemon: Daemon, view: View) -> str:
+    """Return the first line of a daemon whose home remembers its place in the run."""
+    others = sum(peer != daemon.node.me.peer for peer in view.peers)
+    run, number = daemon.parts.options.run, daemon.node.follower.round
+    with_them = f"with {count(others, 'other member')}"
+    return f"back in run {run} {with_them}, as this home remembers it: round {number}"
 
 
 def _what_it_tries(options: DaemonOptions) -> str:

@@ -153,12 +153,24 @@ def test_a_restarted_daemon_rejoins_its_run(tmp_path: Path) -> None:
         assert status["lineage"] == run.peers["b"].status()["lineage"]
 
 
+def test_up_goes_on_with_a_run_of_one(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.up("a")
+        run.train("a")
+        before = run.peers["a"].reaches(3)
+        run.peers["a"].kill()
+        run.peers["a"].ends()
+        run.again("a")
+        after = run.peers["a"].reaches(before["round"] + 2)
+        assert after["lineage"] == before["lineage"]
+
+
 def test_up_does_not_found_a_second_run_over_a_lost_one(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
-        peer = run.up("a")
+        peer = run.up("a", "--durable", "off")
         peer.kill()
         peer.ends()
-        again = run.start("a", "up", "--run", "demo")
+        again = run.start("a", "up", "--run", "demo", "--durable", "off")
         assert again.ends() == 2
         assert "--force-new-lineage" in again.text
         forced = run.start("a", "up", "--run", "demo", "--force-new-lineage")

@@ -175,7 +175,7 @@ def test_ctrl_c_while_the_others_are_silent_does_not_forget_the_run(tmp_path: Pa
         for name in "bc":
             run.peers[name].kill(signal.SIGSTOP)
         silent = run.start("a", "up", "--run", "demo")
-        until(lambda: "entering run demo" in silent.text, "it begins", silent)
+        until(lambda: "back in run demo" in silent.text, "it begins", silent)
         time.sleep(0.3)  # somewhere in its first contact
         silent.kill(signal.SIGINT)
         assert silent.ends(10) in (0, 2)
