@@ -87,6 +87,7 @@ class Admission:
         self._emit = emit
         self.joiners: dict[bytes, Joiner] = {}
         self.leaving: set[bytes] = set()
+        self.addresses: dict[bytes, str] = {}  # that linked peers advertise now
         self._min_trainers = view.rules.min_trainers  # what members ask for, the last of them
         self.successor: bytes | None = None  # whom to hand over to; empty: to the first that can
         self._catch_ups: dict[bytes, CatchUpHold] = {}
@@ -321,7 +322,7 @@ class Admission:
         gone = self._roster.removable(now_s).difference(spared) | self.leaving | out
         back = {p for p, x in self.joiners.items() if self._is_newer(x.member)}
         kept = [
-            m
+            self._where_it_is(m)
             for m in self.view.members
             if (m.peer not in gone and m.peer not in back)
             or (m.peer == self.me and self.me not in self.leaving)
@@ -343,6 +344,11 @@ class Admission:
         if same and not done and not bans and self._min_trainers == self.view.rules.min_trainers:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
+
+    def _where_it_is(self, member: Member) -> Member:
+        """Return a member with the address that it advertises now: a restart may have moved it."""
+        address = self.addresses.get(member.peer, "")
+        return replace(member, address=address) if address else member
 
     def lacks_base(self, alive: set[bytes]) -> bool:
         """Return whether the run cannot go on from here, because its base is missing.

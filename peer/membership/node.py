@@ -129,6 +129,7 @@ class Node:
         """Let others reach this peer there; to be called before anything else happens."""
         me = self._here.me
         self._here.me = Member(me.peer, me.inc, me.role, address)
+        self._here.addresses[me.peer] = address
 
     @property
     def me(self) -> Member:
@@ -432,6 +433,7 @@ class Node:
             rounds_in_flight=self.follower.rounds_in_flight,
             life=here.life,
         )
+        lead.admission.addresses = here.addresses
         if led is not None:
             lead.take_over(led)
         for peer, since_s in silences_s.items():
@@ -521,6 +523,7 @@ class Node:
         here.linked.add(event.peer)
         here.refused.discard(event.peer)
         here.srtt_s[event.peer] = event.srtt_s
+        here.addresses[event.peer] = event.address
         self.heartbeats.soon()
         self.joining.soon()
         self.bootstrap.soon()
@@ -528,6 +531,7 @@ class Node:
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self._here.linked.discard(event.peer)
         self._here.srtt_s.pop(event.peer, None)
+        self._here.addresses.pop(event.peer, None)
         self._here.probe(event.peer)
 
     def _on_probed(self, event: ev.Probed) -> None:

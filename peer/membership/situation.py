@@ -32,6 +32,7 @@ class Situation:
         self.view: View | None = None  # number 0 is the imaginary one of founders (bootstrap.py)
         self.linked: set[bytes] = set()
         self.srtt_s: dict[bytes, float] = {}
+        self.addresses: dict[bytes, str] = {}  # that linked peers, and this one, advertise
         self.refused: set[bytes] = set()  # members whose life has certainly ended
         self.outbound = False  # this peer can only dial out
         self.leave_by_s: float | None = None

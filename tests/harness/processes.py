@@ -196,13 +196,13 @@ class Fleet:
             self.train(name, *self._trained[name])
         return peer
 
-    def again(self, name: str) -> Peer:
+    def again(self, name: str, port: int | None = None) -> Peer:
         """A daemon that has ended is started with its own line again, and so is its trainer.
 
-        Without a net it has to have had a port of its own.
+        Without a net, and without the port that it had, it is somewhere else afterwards.
         """
-        arguments, port = self._lines[name]
-        peer = self.start(name, *arguments, port=port)
+        arguments, own = self._lines[name]
+        peer = self.start(name, *arguments, port=own if port is None else port)
         if name in self.trainers:
             self.trainers[name].kill()
             self.trainers[name].ends()

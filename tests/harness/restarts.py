@@ -39,6 +39,7 @@ def kill_and_restart(
     """
     before = known_rounds(run, names)
     last = max(map(int, before))
+    ports = {name: run.peers[name].port for name in killed}
     for name in killed:
         run.peers[name].kill()
     for name in killed:
@@ -48,7 +49,7 @@ def kill_and_restart(
     time.sleep(wait_s)
     order = draw.sample(list(killed), len(killed))
     for name in order:
-        run.again(name)
+        run.again(name, ports[name])
     majority = len(names) // 2 + 1
     everybody = [run.peers[name] for name in names]
     until(

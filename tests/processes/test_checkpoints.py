@@ -25,8 +25,9 @@ STATE_BYTES = 1_600_000  # of so many, and a header
 
 
 def keeps(folder: Path, name: str) -> tuple[str, ...]:
-    """The options that make this peer write checkpoints."""
-    return ("--checkpoint", str(folder / f"kept-{name}"), "--every", str(EVERY))
+    """The options that make this peer write checkpoints, and remember nothing else."""
+    kept_in = str(folder / f"kept-{name}")
+    return ("--checkpoint", kept_in, "--every", str(EVERY), "--durable", "off")
 
 
 def kept(folder: Path, name: str) -> list[Path]:
@@ -61,7 +62,7 @@ def test_after_a_power_cut_a_majority_goes_on_from_its_best_checkpoint(tmp_path:
         train_until_all_have_checkpoints(run, tmp_path, "abc", "--on-lost", "rollback")
         ports = run.power_cut("abc")
         best = {n: read_manifest(kept(tmp_path, n)[0]) for n in "abc"}
-        again = ("up", "--run", "demo")
+        again = ("up", "--run", "demo", "--durable", "off")
 
         run.start("b", *again, *keeps(tmp_path, "b"), port=ports["b"])
         alone = waits(run, "b")["waiting"]

@@ -1,0 +1,107 @@
+"""Daemons that are killed, any number of them at once, and started again with their own lines."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from harness.grids import rest_is_slow
+from harness.processes import Fleet, fleet, until
+from harness.restarts import kill_and_restart, subsets
+
+FIVE = "abcde"
+ROUNDS = 4
+
+
+def train(run: Fleet, names: str) -> None:
+    run.form(names)
+    for name in names:
+        run.train(name, inner_s=0.2)
+    for name in names:
+        run.peers[name].reaches(ROUNDS)
+
+
+@pytest.mark.parametrize("wait_s", rest_is_slow([0.0, 3.0, 30.0], 1))
+def test_any_of_five_come_back_and_nothing_is_lost(wait_s: float, tmp_path: Path) -> None:
+    """`make test` takes a few of the 31 subsets: most of them, all of them, and one."""
+    draw = random.Random(5)
+    few = ["abc", "bcde", FIVE, "a"]
+    with fleet(tmp_path) as run:
+        train(run, FIVE)
+        for killed in few:
+            found = kill_and_restart(run, FIVE, killed, wait_s, draw)
+            assert found.redone == 0, found
+            assert found.agreed >= 1, found
+
+
+def test_who_comes_back_at_another_address_is_found_there_afterwards(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        train(run, "abc")
+        for moved in ("ab", "c"):
+            last = max(run.peers[name].status()["round"] for name in "abc")
+            run.power_cut(moved)
+            for name in moved:
+                run.again(name)  # at any free port
+            for name in "abc":
+                run.peers[name].reaches(last + 2)
+                run.sees(name, 3)
+        assert run.agree("abc") >= 1
+        there = {run.peers[name].status()["address"] for name in "abc"}
+        until(
+            lambda: {m["address"] for m in run.peers["a"].status()["members"]} == there,
+            "the view has the new addresses",
+            run.peers["a"],
+        )
+
+
+@pytest.mark.slow
+def test_every_subset_of_five_comes_back(tmp_path: Path) -> None:
+    draw = random.Random(6)
+    todo = [*subsets(FIVE)]
+    draw.shuffle(todo)
+    with fleet(tmp_path) as run:
+        train(run, FIVE)
+        for killed in todo:
+            assert kill_and_restart(run, FIVE, killed, 0.0, draw).redone == 0
+
+
+def test_a_majority_goes_on_and_who_lost_its_disk_comes_in_anew(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        train(run, "abc")
+        lineage = run.peers["a"].status()["lineage"]
+        last = max(run.peers[name].status()["round"] for name in "abc")
+        ports = run.power_cut("abc")
+        alone = run.start("b", "up", "--run", "demo", port=ports["b"])
+        until(lambda: "no quorum" in alone.text, "b says that there is no quorum", alone)
+        assert "1 of 3 voters answer" in alone.text
+        run.start("c", "up", "--run", "demo", port=ports["c"])
+        for name in "bc":
+            run.train(name, inner_s=0.1)
+        for name in "bc":
+            assert run.peers[name].reaches(last + 2)["lineage"] == lineage
+
+        home = run.peers["a"].home
+        for path in ("ledger", "ledger.spare", "rounds", "checkpoint"):
+            target = home / path
+            shutil.rmtree(target) if target.is_dir() else target.unlink()
+        run.start("a", "up", "--run", "demo", port=ports["a"])
+        for name in "abc":
+            run.sees(name, 3)
+        run.peers["a"].reaches(run.peers["b"].status()["round"] + 2)
+        assert run.agree("abc") >= 1
+
+
+def test_whoever_is_killed_fetches_no_state_when_it_comes_back(tmp_path: Path) -> None:
+    """The rounds that it has missed are enough."""
+    with fleet(tmp_path) as run:
+        train(run, "abc")
+        run.peers["b"].kill()
+        run.peers["b"].ends()
+        run.peers["a"].reaches(run.peers["a"].status()["round"] + 2)
+        run.again("b")
+        run.sees("b", 3)
+        again = run.peers["b"].reaches(run.peers["a"].status()["round"] + 2)
+        assert again["durable"].startswith("votes and rounds; record ")
+        assert "downloading the state" not in run.peers["b"].text
