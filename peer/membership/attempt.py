@@ -105,7 +105,7 @@ class Attempt:
 
     def on_ready(self, source: bytes, ready: Ready) -> None:
         if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
-            self.heard_ready(source, ready.root, durable=ready.durable)
+            self.heard_ready(source, ready.root, durable=not ready.pending)
 
     def heard_ready(self, source: bytes, root: bytes, *, durable: bool) -> None:
         self.ready[source] = root

@@ -336,8 +336,7 @@ class MemberState:
             synced = held.changes_state
             held = replace(held, written=True, durable=not (self._outbox.is_on and synced))
             self.held[held.run.round] = held
-            record = ReadyRecord(*held.place, held.run, self.chain, held.begin)
-            self._emit(Persist(record, synced))
+            self._write(ReadyRecord(*held.place, held.run, self.chain, held.begin), synced=synced)
         return held
 
     def on_durable(self, record: ReadyRecord) -> Ready | None:
@@ -378,7 +377,7 @@ class MemberState:
         if held.begin is None and not held.durable:
             return None  # who holds nothing has only its vote to give
         run = held.run
-        said = Ready(*held.place, run.round, run.attempt, run.root, held.durable)
+        said = Ready(*held.place, run.round, run.attempt, run.root, pending=not held.durable)
         return replace(said, position=self._outbox.durable)
 
     def on_notice(self, notice: Notice) -> Ready | None:
@@ -523,7 +522,11 @@ class MemberState:
         """Be at a committed position, and write down that it is one."""
         self.round, self.chain = round_number, chain
         self.known = max(self.known, (round_number, chain))
-        self._emit(Persist(CommitRecord(round_number, chain), synced=False))
+        self._write(CommitRecord(round_number, chain), synced=False)
+
+    def _write(self, record: ReadyRecord | CommitRecord, *, synced: bool) -> None:
+        if self._outbox.is_on:
+            self._emit(Persist(record, synced))
 
     def caught_up(self, round_number: int, chain: bytes) -> None:
         """Have the state of that position by other ways than its rounds."""

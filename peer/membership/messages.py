@@ -427,14 +427,14 @@ class Begin(InView):
 class Ready(InView):
     """Say "I hold the whole result of this attempt".
 
-    Of a witness it says "I know that others hold it". It is a vote once it is ``durable``: then its
-    sender's disk has it, and the result.
+    Of a witness it says "I know that others hold it". It is a vote once it is not ``pending`` any
+    more: then its sender's disk has it, and the result.
     """
 
     round: Rounds
     attempt: Attempts
     root: Digest
-    durable: bool = True
+    pending: bool = False  # not on its disk yet: no vote
     position: Positions = 0  # of the sender's ledger
 
 

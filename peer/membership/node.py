@@ -335,7 +335,7 @@ class Node:
     def _check_memory(self, told: tuple[ms.Remembered, ...]) -> None:
         """Look whether others remember more of us than our ledger does."""
         here = self._here
-        if here.view is None:
+        if here.view is None or not here.outbox.is_on:
             return
         here.positions.note_all(told, here.view)
         if here.positions.shows_loss(here.me.peer, here.me.inc, here.outbox.position):

@@ -48,7 +48,7 @@ class Outbox:
         message = effect.message
         kinds = SYNCED_FIRST.get(type(message), ())
         needed = max((self._last.get(kind, 0) for kind in kinds), default=0)
-        if needed <= self.durable or (isinstance(message, Ready) and not message.durable):
+        if needed <= self.durable or (isinstance(message, Ready) and message.pending):
             return False
         self._waiting.append((needed, effect))
         if len(self._waiting) > WAITING_MAX:

@@ -252,7 +252,7 @@ class Checker:
                 if type(message) is ms.Ready:
                     frozen = self._frozen.get(memory) == (message.lineage, message.view)
                     assert not frozen, f"I5: {host.name} says READY after a promise"
-                    if message.durable and not self._is_lazy(host, message):
+                    if not message.pending and not self._is_lazy(host, message):
                         said[message.round] = message
                 elif type(message) is ms.Promise:
                     self._frozen[memory] = (message.lineage, message.view)

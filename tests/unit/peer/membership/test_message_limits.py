@@ -156,6 +156,7 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1e15,) * len(participants)}
         drawn["kind"] = draw(st.sampled_from([ms.INIT, ms.STEP]))
+        drawn["lives"] = tuple(drawn["lives"][:1]) * len(participants)
         shares = (1,) * len(participants)
         layouts = [None, Layout("butterfly", shares), Layout("tree", shares, arity=2)]
         drawn["layout"] = draw(st.sampled_from(layouts))
