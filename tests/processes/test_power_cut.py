@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from harness.ledger_process import HALF_BYTES
 from harness.power_cut import NotFollowed, PowerSupply
+from harness.processes import fleet, until
 
+from atoll.peer.checkpoint.reader import candidates, open_checkpoint
 from atoll.peer.durable.disk import RealDisk
 from atoll.peer.durable.ledger import open_ledger
 from atoll.peer.durable.round_files import RoundFiles, RoundName
@@ -87,3 +89,31 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=supply.home, env=environment, check=True)
     with pytest.raises(NotFollowed, match="mmap"):
         supply.cut(1)
+
+
+def test_a_daemon_comes_back_with_its_identity_and_whole_checkpoints(tmp_path: Path) -> None:
+    """All that it does in its home can be followed, and what it had synced is there."""
+    supply = PowerSupply(tmp_path / "a", tmp_path / "aside")
+    written = 0
+    with fleet(tmp_path) as peers:
+        peers.environment = supply.environment
+        peers.options = lambda name: (
+            *("--checkpoint", str(tmp_path / name / "checkpoints")),
+            *("--every", "2"),
+        )
+        for life in range(2):
+            peer = peers.up()
+            peer_id = peer.status()["peer"]
+            peers.train("a", 1e5)
+            until(lambda peer=peer: peer.said("checkpoint") > 1, "two checkpoints", peer)  # type: ignore[misc]
+            peers.power_cut("a")
+            supply.cut(life)
+            found = candidates(tmp_path / "a" / "checkpoints", "demo")
+            for path in found:
+                with open_checkpoint(path) as checkpoint:
+                    checkpoint.check_chunks()
+            written += len(found)
+            assert peers.up().status()["peer"] == peer_id
+            peers.power_cut("a")
+            supply.cut(life)
+    assert written
