@@ -36,7 +36,7 @@ from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import AskFinals, Begin, Finals, Miss, Notice, Ready, Repair
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum, short
-from atoll.peer.rounds.entries import ORIGINS_MAX, REDUCE, EntryOrigin
+from atoll.peer.rounds.entries import INIT, ORIGINS_MAX, REDUCE, EntryOrigin
 
 ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
 DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
@@ -126,8 +126,7 @@ class Attempt:
 
         Newcomers do not: a liar could bring as many of them as it takes.
         """
-        pairs = zip(self.begin.participants, self.begin.weights, strict=True)
-        return {peer for peer, weight in pairs if weight}
+        return {*self.begin.counted}
 
     @property
     def copies(self) -> dict[bytes, bytes]:
@@ -281,8 +280,12 @@ class Attempt:
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
 
     def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
-        """Return the peers that are left out on these reports of participants."""
-        return vertex_cover(misses, self.me, {*self.begin.participants} - self.jury)
+        """Return the peers that are left out on these reports of participants.
+
+        Of INIT, whose parameters it hands out is chosen last: without it there is no round.
+        """
+        last = self.begin.counted[0] if self.begin.kind == INIT else self.me
+        return vertex_cover(misses, last, {*self.begin.participants} - self.jury)
 
     def _is_clear(self, cover: Collection[bytes]) -> bool:
         """Return whether two others name each of these peers, or it names itself.
@@ -363,16 +366,17 @@ class RetryBudget:
 
 
 def vertex_cover(
-    misses: Mapping[bytes, Collection[bytes]], coordinator: bytes, newcomers: Collection[bytes] = ()
+    misses: Mapping[bytes, Collection[bytes]], last: bytes, newcomers: Collection[bytes] = ()
 ) -> set[bytes]:
     """Return a greedy vertex cover of the reported broken edges.
 
-    The coordinator is chosen last. A reporter that names itself cannot contribute at all and is
-    always in the cover. One of the ``newcomers``, who do not count, that names somebody who does
-    leaves out itself alone: else it would cost nothing to leave out whom one likes.
+    The ``last`` one, usually the coordinator, is chosen last. A reporter that names itself cannot
+    contribute at all and is always in the cover. One of the ``newcomers``, who do not count, that
+    names somebody who does leaves out itself alone: else it would cost nothing to leave out whom
+    one likes.
     """
     cover = {peer for peer, missing in misses.items() if peer in missing}
-    light = {*newcomers} - {coordinator}
+    light = {*newcomers} - {last}
     edges = {
         frozenset((reporter, missing))
         for reporter, named in misses.items()
@@ -384,7 +388,7 @@ def vertex_cover(
         for edge in edges:
             for peer in edge:
                 degree[peer] = degree.get(peer, 0) + 1
-        cover.add(max(degree, key=lambda peer: (peer != coordinator, degree[peer], peer)))
+        cover.add(max(degree, key=lambda peer: (peer != last, degree[peer], peer)))
     named = {peer: {*missing} - light - cover for peer, missing in misses.items()}
     return cover | {peer for peer in light if named.get(peer)}
 

@@ -28,7 +28,7 @@ from atoll.peer.membership.attempt import (
 )
 from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
-from atoll.peer.membership.layout import Advised, Layout, layout_for, reserved
+from atoll.peer.membership.layout import Advised, Layout, handed_on, layout_for, reserved
 from atoll.peer.membership.link_graph import shown_apart
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
@@ -48,7 +48,15 @@ from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, OPERATIONS, REDUCE, STEP, EntryOrigin, fragment_of
+from atoll.peer.rounds.entries import (
+    INIT,
+    INIT_ROUND,
+    OPERATIONS,
+    REDUCE,
+    STEP,
+    EntryOrigin,
+    fragment_of,
+)
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 
@@ -295,11 +303,12 @@ class Coordinator:
         if self.halted:
             return
         tries = self._budget(begin.round).tries
-        if not participants or tries >= ATTEMPTS_MAX:
+        lost = begin.kind == INIT and begin.counted[0] not in participants
+        if not participants or lost or tries >= ATTEMPTS_MAX:
             text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
             self._emit(Note("give-up", text))
             if begin.kind == INIT:
-                self.offers.pop(begin.participants[0], None)  # the next one's turn
+                self.offers.pop(begin.counted[0], None)  # the next one's turn
             self._budgets.pop(begin.round)
             self._give_up(begin.round, now_s)
             return
@@ -364,20 +373,24 @@ class Coordinator:
         last: AttemptCleanup | None,
         alive: set[bytes],
         now_s: float,
+        first: bytes = b"",
     ) -> None:
+        """Begin an attempt; ``first``: whose parameters a first attempt at INIT gives to all."""
         self._attempts += 1
         self._budget(number).tries += 1
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
         tried = last.attempt.begin if last is not None else None
-        weights = self.eligibility.weights(chosen, kind, fragment, tried)
+        weights = tuple(float(peer == first) for peer in chosen)
+        if not first:
+            weights = self.eligibility.weights(chosen, kind, fragment, tried)
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
         if last is not None and kind not in OPERATIONS:
             past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
-        blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
-        layout = self._layout(chosen, kind, again=last is not None)
+        blob = self.offers.get(first, b"") if first else call.blob
+        layout = self._layout(chosen, weights, kind, again=last is not None)
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
         begin = Begin(*tag, fragment, past, kept, layout, *called)
@@ -387,11 +400,15 @@ class Coordinator:
         attempt.tries = self._budget(number).tries
         self.attempts[number] = attempt
 
-    def _layout(self, chosen: tuple[bytes, ...], kind: str, *, again: bool) -> Layout | None:
+    def _layout(
+        self, chosen: tuple[bytes, ...], weights: tuple[float, ...], kind: str, *, again: bool
+    ) -> Layout | None:
         """Return the layout of an attempt, in which data go between linked participants only."""
+        links = self.roster.links
+        if kind == INIT:
+            return handed_on(weights, [links.reaches(peer, chosen) for peer in chosen])
         layout = layout_for(self.advice, chosen, kind, again=again)
         may_own = self.eligibility.owners(chosen, kind)
-        links = self.roster.links
         apart = links.apart(chosen) if kind in (STEP, REDUCE) else ()
         if not apart:
             return reserved(layout, may_own)
@@ -431,11 +448,11 @@ class Coordinator:
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
-            if offering and not in_flight:
-                # All copy from it: the first of those with most links.
+            if offering and not in_flight and not self.roster.unheard(alive):
+                # All have it from there: the first of those with most links.
                 links, peers = self.roster.links, self.view.peers
                 first = min(offering, key=lambda peer: len(links.unlinked(peer, peers)))
-                self._begin(1, INIT, (first,), None, alive, now_s)
+                self._begin(INIT_ROUND, INIT, self._near(first, alive), None, alive, now_s, first)
             return
         number = self._next_round
         present = alive - self.admission.leaving
@@ -449,6 +466,11 @@ class Coordinator:
             chosen = self.eligibility.select_participants(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
+
+    def _near(self, first: bytes, alive: set[bytes]) -> tuple[bytes, ...]:
+        """Return a peer and the replicas that can have its parameters from it or hand them on."""
+        near = self.roster.links.unlinked(first, alive)
+        return tuple(peer for peer in self.view.replicas if peer in alive - near)
 
     @property
     def _next_round(self) -> int:

@@ -210,7 +210,8 @@ class MemberState:
         The next attempt at the same round may read it, too.
         """
         return any(
-            self.me in begin.participants and begin.round not in self._unusable
+            self.me in (begin.counted if begin.kind == INIT else begin.participants)
+            and begin.round not in self._unusable
             for begin in self.begins.values()
         )
 

@@ -357,6 +357,7 @@ class Miss(InView):
 class Begin(InView):
     """Start an attempt; ``participants`` are sorted peer ids with their ``weights``.
 
+    In INIT one alone has a weight, whose parameters become the run's; the others hand them on.
     ``kept`` (kept_chunks.py) names chunks that earlier attempts of this round have finished; their
     origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
     a butterfly of equal shares. ``without`` are peers whose trainers were heard of and do not take
@@ -391,6 +392,11 @@ class Begin(InView):
     @property
     def origins(self) -> tuple[EntryOrigin, ...]:
         return (EntryOrigin(self.participants, self.weights), *self.past)
+
+    @property
+    def counted(self) -> tuple[bytes, ...]:
+        """Return the participants whose submissions count: all that weigh anything."""
+        return self.origins[0].counted
 
 
 @message(wire="Ready")

@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "min_trainers is ignored after a death",
         "participation",
-        "if kind != INIT and not self.has_trainers(number, here, alive):",
+        "if not self.has_trainers(number, here, alive):",
         "if False:",
     ),
     Mutant(
