@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from atoll.collectives.units import duration, listed
 from atoll.peer.membership.events import Effect, Note, Send
+from atoll.peer.membership.failure_detector import Silence
 from atoll.peer.membership.kept_chunks import (
     DIGEST_BYTES,
     HOLDERS_MAX,
@@ -61,6 +62,7 @@ class Attempt:
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
     tries: int = 1  # at this round, this one included; numbers of attempts rise within a view
     audited: bool = False  # a result is there once most participants have verified it
+    silence: Silence = field(default_factory=Silence)  # of its participants, as it is now
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
@@ -110,6 +112,11 @@ class Attempt:
             named = {*miss.peers} - self.links.unlinked(source, participants)
             if named:
                 self.misses[source] = tuple(peer for peer in participants if peer in named)
+
+    @property
+    def _stall_s(self) -> float:
+        """Return how long no byte may move: of progress one hears with heartbeats."""
+        return self.timing.stall_s + self.silence.late_s
 
     @property
     def attesters(self) -> tuple[bytes, ...]:
@@ -208,7 +215,7 @@ class Attempt:
         dead = [peer for peer in participants if peer not in alive]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
-        stalled = now_s - self._progress_s > self.timing.stall_s
+        stalled = now_s - self._progress_s > self._stall_s and not self.silence.is_open
         holders = [peer for peer in copies if peer in alive]
         if len(set(copies.values())) > 1:
             silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
@@ -225,14 +232,21 @@ class Attempt:
             self._repair(now_s, able, holders, links)
             return None
         if dead:
-            self._note_retry(f"{_named(dead)} died")
+            self._note_retry(self._why_without(dead))
             return tuple(peer for peer in participants if peer in alive)
         if stalled:
             excluded = self.cover(self.misses)
             self.is_stall = not excluded
-            self._note_retry(f"no data for {duration(self.timing.stall_s)}", without=excluded)
+            self._note_retry(f"no data for {duration(self._stall_s)}", without=excluded)
             return tuple(peer for peer in participants if peer not in excluded)
         return self._without_broken_edges(now_s)
+
+    def _why_without(self, dead: Collection[bytes]) -> str:
+        slow = self.silence.slow.intersection(dead)
+        gone = {*dead} - slow
+        why = [f"{_named(gone)} died"] if gone else []
+        why += [f"{_named(slow)} says nothing, though its machine answers"] if slow else []
+        return ", ".join(why)
 
     def _without_minority(
         self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
@@ -332,7 +346,8 @@ class Attempt:
         The first order goes at once; it is repeated, or has failed, after a time without a byte.
         """
         never = last_s == float("-inf")
-        return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
+        wait_s = self.timing.repair_s + self.silence.late_s
+        return never or now_s - max(last_s, self._progress_s) >= wait_s
 
     def _note_retry(self, why: str, without: Collection[bytes] = ()) -> None:
         again = f"trying again without {_named(without)}" if without else "trying again"
@@ -431,7 +446,7 @@ class AttemptCleanup:
         self._asked = set(asked)
         self._finals: dict[bytes, bytes] = {}
         self._missing: dict[bytes, tuple[bytes, ...]] = {}
-        self._until_s = now_s + timing.kept_s
+        self._until_s = now_s + timing.kept_s + attempt.silence.late_s
         begin = attempt.begin
         ask = AskFinals(begin.lineage, begin.view, begin.round, begin.attempt)
         for peer in sorted(self._asked):

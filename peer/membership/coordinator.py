@@ -28,6 +28,7 @@ from atoll.peer.membership.attempt import (
 )
 from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
+from atoll.peer.membership.failure_detector import Machines
 from atoll.peer.membership.layout import Advised, Layout, handed_on, layout_for, reserved
 from atoll.peer.membership.link_graph import shown_apart
 from atoll.peer.membership.member import MemberState
@@ -48,15 +49,7 @@ from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import (
-    INIT,
-    INIT_ROUND,
-    OPERATIONS,
-    REDUCE,
-    STEP,
-    EntryOrigin,
-    fragment_of,
-)
+from atoll.peer.rounds.entries import INIT, INIT_ROUND, REDUCE, STEP, EntryOrigin, fragment_of
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 
@@ -75,6 +68,7 @@ class Coordinator:
         *,
         sign: Callable[[Commit], Commit] = lambda commit: commit,
         rounds_in_flight: int = 1,
+        machines: Machines | None = None,
     ) -> None:
         self.view = view
         self.me = me
@@ -83,7 +77,7 @@ class Coordinator:
         self._sign = sign
         self._own = follower
         self.in_flight_max = rounds_in_flight
-        self.roster = Roster(view, me, timing, now_s)
+        self.roster = Roster(view, me, timing, now_s, machines)
         self.eligibility = Eligibility(view, follower, self.roster, emit)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
         self.succession = Succession(view, self.roster, self.admission, timing, emit)
@@ -170,12 +164,17 @@ class Coordinator:
     def _tag(self) -> tuple[bytes, int]:
         return self.view.lineage, self.view.number
 
-    def beat(self, now_s: float) -> CoordinatorBeat:
+    def beat(self, now_s: float, lag_s: float = 0.0) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), own.round, own.chain, self.last_commit)
         waiting, rounds = self.waiting_for(now_s), self.eligibility
         return CoordinatorBeat(
-            *position, *waiting, halted=halted, held=rounds.held, left_out=rounds.left_out
+            *position,
+            *waiting,
+            halted=halted,
+            held=rounds.held,
+            left_out=rounds.left_out,
+            lag_s=lag_s,
         )
 
     def hears_quorum(self, now_s: float) -> bool:
@@ -267,6 +266,7 @@ class Coordinator:
             attempt.wait_turn(now_s)
         usable = alive - given_up
         moved_bytes, links = self.roster.progress_bytes(), self.roster.links
+        attempt.silence = self.roster.silence(attempt.begin.participants, now_s)
         participants = attempt.step(now_s, usable, given_up, moved_bytes, links)
         if participants is not None:
             self._end_attempt(attempt, participants, usable, now_s)
@@ -386,7 +386,7 @@ class Coordinator:
             weights = self.eligibility.weights(chosen, kind, fragment, tried)
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
-        if last is not None and kind not in OPERATIONS:
+        if last is not None and not self.eligibility.keeps_nothing(kind):
             past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(first, b"") if first else call.blob

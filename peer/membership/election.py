@@ -78,7 +78,9 @@ class Election(Electorate):
         self.view = view
         self.acceptor = Acceptor(view, here.emit, self._signed)
         self.candidate: Proposer | None = None
-        self._detector = FailureDetector(here.timing.failure_s, (view.coordinator,), here.now_s)
+        self._detector = FailureDetector(
+            here.timing, (view.coordinator,), here.now_s, here.machines
+        )
         self.lost_since_s: float | None = here.now_s if bootstrap is not None else None
         self._without_since_s: float | None = None  # no coordinator, whoever campaigns or yields
         self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
@@ -272,6 +274,10 @@ class Election(Electorate):
             of = f"{count} of {len(self.view.members)} voters answer, no quorum"
             text = f"{of}: rounds wait for {names}"
             here.emit(Note("no-quorum", text))
+
+    def to_look_at(self) -> list[bytes]:
+        """Return the coordinator while it says nothing, so that its kernel is asked."""
+        return self._detector.to_look_at(self._here.now_s)
 
     def _watch_coordinator(self) -> Trigger | None:
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator

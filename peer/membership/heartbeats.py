@@ -75,7 +75,7 @@ class Heartbeats:
             if here.phase is Phase.LEARNER and announcer in here.linked:
                 here.emit(Send(announcer, self.heartbeat()))
         elif lead is not None:
-            beat = lead.beat(here.now_s)
+            beat = lead.beat(here.now_s, here.lag_s())
             self.heard(beat)
             for peer in here.view.peers:
                 if peer != here.me.peer:
@@ -132,6 +132,7 @@ class Heartbeats:
             outbound=self._here.outbound,
             unlinked=self._here.unlinked(),
             callers=self._callers.lasting(),
+            lag_s=self._here.lag_s(),
         )
 
     # ------------------------------------------------------------ what somebody here asks for

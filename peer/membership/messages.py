@@ -295,6 +295,7 @@ class Heartbeat(InView):
     # Members to whom it has no link, as positions in the view, ascending (link_graph.py).
     unlinked: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
     callers: Annotated[tuple[PeerId, ...], Within(0, CALLERS_MAX)] = ()  # see callers.py
+    lag_s: float = 0.0  # how late its event loop was lately (failure_detector.py)
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -318,6 +319,7 @@ class CoordinatorBeat(InView):
     halted: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # why there will be none ...
     held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
     left_out: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # who takes no part, and why
+    lag_s: float = 0.0  # as of Heartbeat
 
 
 @message(wire="Offer")

@@ -26,7 +26,7 @@ from atoll.peer.membership.operations import Call, agreed, keep_objects, pack_ob
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, short
-from atoll.peer.rounds.entries import GATHER, INIT, STEP, fragment_of
+from atoll.peer.rounds.entries import GATHER, INIT, OPERATIONS, STEP, fragment_of
 
 # ---------------------------------------------------------------- when
 
@@ -392,6 +392,14 @@ class Eligibility:
         An owner could send what it likes.
         """
         return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
+
+    def keeps_nothing(self, kind: str) -> bool:
+        """Return whether an attempt keeps no chunk of those before it.
+
+        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
+        nobody else may have it: its participants would refuse such a BEGIN.
+        """
+        return kind in OPERATIONS or (kind == STEP and bool(self.terms.rule or self.terms.audited))
 
 
 def _in_turn(peers: list[bytes], count: int, turn: int) -> list[bytes]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from harness.cluster import Cluster, peer_id
-from harness.faults import busy_with
+from harness.faults import begins_of, busy_with
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.peer.membership import messages as ms
@@ -15,20 +15,6 @@ from atoll.peer.net.wire import decode, encode
 
 PEERS = tuple(sorted(peer_id(name) for name in "abcd"))
 RING = Layout("ring", (1, 1, 1, 1), (2, 0, 3, 1), why="as fast as it goes")
-
-
-def begins_of(cluster: Cluster) -> list[ms.Begin]:
-    """What passes from now on."""
-    found: list[ms.Begin] = []
-    before = cluster.hold
-
-    def note(source: bytes, peer: bytes, message: object) -> bool:
-        if isinstance(message, ms.Begin) and message not in found:
-            found.append(message)
-        return before(source, peer, message)
-
-    cluster.hold = note
-    return found
 
 
 @pytest.mark.parametrize(
