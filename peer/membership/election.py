@@ -106,9 +106,6 @@ class Election(Electorate):
     def heard_coordinator(self) -> None:
         self._without_since_s = self._asked_since_s = None
         self._no_quorum_noted = False
-        self._start_over()
-
-    def _start_over(self) -> None:
         self._detector.heard(self.view.coordinator, self._here.now_s)
         self.lost_since_s = None
 
@@ -190,7 +187,8 @@ class Election(Electorate):
         self._yielded_to = candidate
         self._patient_until_s = self._here.now_s + self._here.timing.ballot_retry_s
         self._lost(self._detector.last_heard_s(self.view.coordinator))
-        self._start_over()
+        self._detector.forgive(self.view.coordinator, self._here.now_s)
+        self.lost_since_s = None
         return Trigger.OUTBID
 
     def on_promise(self, source: bytes, promise: Promise) -> None:

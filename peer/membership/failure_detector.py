@@ -119,6 +119,10 @@ class FailureDetector:
         self._gaps[peer].note(now_s - self._heard_s[peer], now_s)
         self._heard_s[peer] = now_s
 
+    def forgive(self, peer: bytes, now_s: float) -> None:
+        """Give a peer a fresh start, though it has said nothing."""
+        self._heard_s[peer] = now_s
+
     def silent_since(self, peer: bytes, since_s: float) -> None:
         """Count a peer as silent from before this view on."""
         self._heard_s[peer] = min(self._heard_s[peer], since_s)

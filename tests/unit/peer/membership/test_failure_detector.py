@@ -44,6 +44,14 @@ def test_silence_from_before_counts_and_our_own_pause_does_not() -> None:
     assert not detector.suspects(B, 15.5)
 
 
+def test_who_is_forgiven_has_said_nothing() -> None:
+    detector = FailureDetector(TIMING, (A,), 0.0)
+    for now_s in (1.0, 2.0, 3.0):
+        detector.forgive(A, now_s)
+    assert detector.usual_limit_s(A, 3.0) == TIMING.failure_s
+    assert detector.suspects(A, 4.3)
+
+
 def test_a_process_that_is_silent_on_a_machine_that_lives_is_slow() -> None:
     machines = Machines()
     detector = FailureDetector(TIMING, (A, B), 0.0, machines)
