@@ -27,6 +27,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import U8, Codec
 from atoll.collectives.engine.accumulate import Accumulator, PartAuditor
@@ -89,6 +91,7 @@ class Reduction:
         self._kept = kept or {}
         plan.check_use(me, result.grid.count, self._kept)
         self._plan, self._me, self._result = plan, me, result
+        self._contribution = contribution
         self._codec, self._grid = part_codec or result.codec.part_codec, result.grid
         self._layout = encoded_layout(self._grid, self._codec)  # the layout of parts
         part_bytes, sum_bytes = self._layout.chunk_bytes, 4 * self._grid.size(0)
@@ -254,15 +257,32 @@ class Reduction:
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         """Take the bytes of a kept chunk from a holder; return whether they are what was kept."""
-        if fits := self._result.fits(chunk, data, self._kept[chunk]):
+        fits = self._result.fits(chunk, data, self._kept[chunk])
+        if fits and not self._is_known_to_differ(chunk, data):
             self._accumulator.finish(chunk, data)
-        return fits
+            return True
+        return False
+
+    def _is_known_to_differ(self, chunk: int, data: U8) -> bool:
+        """Return whether a result is not what it must be.
+
+        Who alone gives something knows what comes of it, where its bytes lie and are not rounded.
+        """
+        plan, own = self._plan, self._contribution.own
+        alone = plan.weights[self._me] == sum(plan.weights)
+        exact = self._result.codec is self._codec and self._codec.contract.kind == "exact"
+        if not alone or own is None or not exact:
+            return False
+        return not np.array_equal(own(chunk), data.view(np.float32))
 
     def _check_result(self, src: int, chunk: int, arrived: ReceivedChunk) -> None:
         """Check a result that arrived: after the commit nobody may fail to decode it."""
         data = arrived.data[: self._result.layout.size(chunk)]
         try:
             self._result.codec.check(data, self._grid.size(chunk))
+            if self._is_known_to_differ(chunk, data):
+                self._control.fail(src, f"its result of chunk {chunk} is not what was given")
+                return
             self._accumulator.finish(chunk, None if arrived.in_place else data)
         except CodecError as error:
             self._control.fail(src, f"its result of chunk {chunk}: {error.what}")

@@ -38,6 +38,7 @@ from atoll.peer.daemon.status import missing_founders, nobody_answers
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.messages import AboutLinks, StreamPlan
 from atoll.peer.links.planner import round_bytes
+from atoll.peer.links.tcp_info import since_answer_s
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.durable_records import ReadyRecord
@@ -376,6 +377,7 @@ class Daemon:
         if (progress_bytes := self.executor.progress_bytes) != self.node.heartbeats.progress_bytes:
             self.feed(ev.Progressed(progress_bytes))
         self.feed(ev.Tick())
+        self.executor.router.note_lag(self.node.lag_s)
 
     def _effect_table(self) -> dict[type, Callable[[Any], object]]:
         """Return what carries out each effect of the membership machine."""
@@ -384,6 +386,7 @@ class Daemon:
             | {
                 ev.Send: lambda e: self.host.send(e.peer, e.message),
                 ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
+                ev.AskKernel: lambda e: self._ask_kernel(e.peer),
                 ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
                 ev.Installed: lambda e: self._on_installed(e.view),
                 ev.Renew: lambda e: self.spawn(self._renew()),
@@ -428,7 +431,14 @@ class Daemon:
             handler(peer, message)
 
     def _on_membership(self, peer: bytes, message: object) -> None:
-        self.feed(ev.Received(peer, self.executor.believed(message)))
+        self.feed(ev.Received(peer, message))
+
+    def _ask_kernel(self, peer: bytes) -> None:
+        """Tell the machine when the other end of a link has acknowledged something last."""
+        ago_s = since_answer_s(self.host.tcp_info(peer))
+        if ago_s is not None:  # not at once: the machine is not to be entered twice
+            event = ev.KernelAnswered(peer, self._loop.time() - ago_s)
+            self._loop.call_soon(self.feed, event)
 
     def _on_reach_told(self, peer: bytes, told: ReachTold) -> None:
         self.parts.reach.on_message(peer, told)

@@ -164,7 +164,8 @@ class RoundLines:
         now_s, sent_bytes = time.monotonic(), self._daemon.sent_for_rounds_bytes()
         took_s = now_s - self._ended_s if self._ended_s is not None else exchange_s
         sent, self._said_bytes, self._ended_s = sent_bytes - self._said_bytes, sent_bytes, now_s
-        names = [short(peer) for peer in begin.participants]
+        peers = begin.counted if begin.kind == INIT else begin.participants
+        names = [short(peer) for peer in peers]
         fields: dict[str, object] = {"round": begin.round, "peers": names, "took_s": took_s}
         more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
         who = f"{len(names)} peer{'s' if len(names) > 1 else ''}"

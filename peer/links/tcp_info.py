@@ -24,6 +24,7 @@ TCP_INFO_BYTES: Final = _STRUCT.size
 APP_LIMITED: Final = 0x01 if struct.pack("=H", 1)[0] else 0x80  # C's first bit, on this machine
 # Of the same: retransmissions of what has waited longest, doublings of the timeout, the timeout.
 _TIMEOUTS: Final = struct.Struct("=2xBxB3xI")
+_LAST_ANSWER: Final = struct.Struct("=56xI")  # tcpi_last_ack_recv, milliseconds ago
 _NO_RTT_US: Final = 0xFFFFFFFF  # where nothing has been acknowledged yet
 # Bytes on the wire for each byte of a full packet's payload: no headers at all, and those of IPv6
 # with all options in the smallest packets that it allows. A kernel that says more is mistaken.
@@ -105,6 +106,19 @@ def silence_s(data: bytes) -> float:
         return 0.0
     retransmitted, doubled, timeout_us = _TIMEOUTS.unpack_from(data)
     return timeout_us * 1e-6 * (1 - 0.5**doubled) if retransmitted else 0.0
+
+
+def since_answer_s(data: bytes) -> float | None:
+    """Return how long ago the other side's kernel has acknowledged something last, in seconds.
+
+    None where this kernel does not tell. ``data``: what it has filled in. Any segment counts, also
+    one that repeats an acknowledgement: it shows that the other machine runs, whatever its process
+    does. Of a connection on which nothing is sent it is long ago.
+    """
+    if len(data) < _LAST_ANSWER.size:
+        return None
+    (ago_ms,) = _LAST_ANSWER.unpack_from(data)
+    return float(ago_ms) * 1e-3
 
 
 @dataclass(frozen=True, slots=True)

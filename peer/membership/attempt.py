@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 from atoll.collectives.units import duration, listed
 from atoll.peer.membership.events import Effect, Note, Send
+from atoll.peer.membership.failure_detector import Silence
 from atoll.peer.membership.kept_chunks import (
     DIGEST_BYTES,
     HOLDERS_MAX,
@@ -37,7 +38,7 @@ from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import AskFinals, Begin, Finals, Miss, Notice, Ready, Repair
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum, short
-from atoll.peer.rounds.entries import ORIGINS_MAX, REDUCE, EntryOrigin
+from atoll.peer.rounds.entries import INIT, ORIGINS_MAX, REDUCE, EntryOrigin
 
 ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
 DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
@@ -66,6 +67,7 @@ class Attempt:
     minority: set[bytes] = field(default_factory=set)  # who holds another than most participants
     tries: int = 1  # at this round, this one included; numbers of attempts rise within a view
     audited: bool = False  # a result is there once most participants have verified it
+    silence: Silence = field(default_factory=Silence)  # of its participants, as it is now
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
@@ -127,6 +129,11 @@ class Attempt:
                 self.misses[source] = tuple(peer for peer in participants if peer in named)
 
     @property
+    def _stall_s(self) -> float:
+        """Return how long no byte may move: of progress one hears with heartbeats."""
+        return self.timing.stall_s + self.silence.late_s
+
+    @property
     def attesters(self) -> tuple[bytes, ...]:
         """Return the peers that vote for a result that others hold."""
         witnesses = self.view.witnesses
@@ -141,8 +148,7 @@ class Attempt:
 
         Newcomers do not: a liar could bring as many of them as it takes.
         """
-        pairs = zip(self.begin.participants, self.begin.weights, strict=True)
-        return {peer for peer, weight in pairs if weight}
+        return {*self.begin.counted}
 
     @property
     def copies(self) -> dict[bytes, bytes]:
@@ -225,7 +231,7 @@ class Attempt:
         dead = [peer for peer in participants if peer not in alive or peer in self.restarted]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
-        stalled = now_s - self._progress_s > self.timing.stall_s
+        stalled = now_s - self._progress_s > self._stall_s and not self.silence.is_open
         holders = [peer for peer in copies if peer in alive]
         if len(set(copies.values())) > 1:
             silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
@@ -243,14 +249,21 @@ class Attempt:
             self._repair(now_s, able, holders, links)
             return None
         if dead:
-            self._note_retry(f"{_named(dead)} died")
+            self._note_retry(self._why_without(dead))
             return tuple(peer for peer in participants if peer not in dead)
         if stalled:
             excluded = self.cover(self.misses)
             self.is_stall = not excluded
-            self._note_retry(f"no data for {duration(self.timing.stall_s)}", without=excluded)
+            self._note_retry(f"no data for {duration(self._stall_s)}", without=excluded)
             return tuple(peer for peer in participants if peer not in excluded)
         return self._without_broken_edges(now_s)
+
+    def _why_without(self, dead: Collection[bytes]) -> str:
+        slow = self.silence.slow.intersection(dead)
+        gone = {*dead} - slow
+        why = [f"{_named(gone)} died"] if gone else []
+        why += [f"{_named(slow)} says nothing, though its machine answers"] if slow else []
+        return ", ".join(why)
 
     def _without_minority(
         self, now_s: float, dead: Collection[bytes], silent: Collection[bytes]
@@ -298,8 +311,12 @@ class Attempt:
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
 
     def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
-        """Return the peers that are left out on these reports of participants."""
-        return vertex_cover(misses, self.me, {*self.begin.participants} - self.jury)
+        """Return the peers that are left out on these reports of participants.
+
+        Of INIT, whose parameters it hands out is chosen last: without it there is no round.
+        """
+        last = self.begin.counted[0] if self.begin.kind == INIT else self.me
+        return vertex_cover(misses, last, {*self.begin.participants} - self.jury)
 
     def _is_clear(self, cover: Collection[bytes]) -> bool:
         """Return whether two others name each of these peers, or it names itself.
@@ -346,7 +363,8 @@ class Attempt:
         The first order goes at once; it is repeated, or has failed, after a time without a byte.
         """
         never = last_s == float("-inf")
-        return never or now_s - max(last_s, self._progress_s) >= self.timing.repair_s
+        wait_s = self.timing.repair_s + self.silence.late_s
+        return never or now_s - max(last_s, self._progress_s) >= wait_s
 
     def _note_retry(self, why: str, without: Collection[bytes] = ()) -> None:
         again = f"trying again without {_named(without)}" if without else "trying again"
@@ -380,16 +398,17 @@ class RetryBudget:
 
 
 def vertex_cover(
-    misses: Mapping[bytes, Collection[bytes]], coordinator: bytes, newcomers: Collection[bytes] = ()
+    misses: Mapping[bytes, Collection[bytes]], last: bytes, newcomers: Collection[bytes] = ()
 ) -> set[bytes]:
     """Return a greedy vertex cover of the reported broken edges.
 
-    The coordinator is chosen last. A reporter that names itself cannot contribute at all and is
-    always in the cover. One of the ``newcomers``, who do not count, that names somebody who does
-    leaves out itself alone: else it would cost nothing to leave out whom one likes.
+    The ``last`` one, usually the coordinator, is chosen last. A reporter that names itself cannot
+    contribute at all and is always in the cover. One of the ``newcomers``, who do not count, that
+    names somebody who does leaves out itself alone: else it would cost nothing to leave out whom
+    one likes.
     """
     cover = {peer for peer, missing in misses.items() if peer in missing}
-    light = {*newcomers} - {coordinator}
+    light = {*newcomers} - {last}
     edges = {
         frozenset((reporter, missing))
         for reporter, named in misses.items()
@@ -401,7 +420,7 @@ def vertex_cover(
         for edge in edges:
             for peer in edge:
                 degree[peer] = degree.get(peer, 0) + 1
-        cover.add(max(degree, key=lambda peer: (peer != coordinator, degree[peer], peer)))
+        cover.add(max(degree, key=lambda peer: (peer != last, degree[peer], peer)))
     named = {peer: {*missing} - light - cover for peer, missing in misses.items()}
     return cover | {peer for peer in light if named.get(peer)}
 
@@ -444,7 +463,7 @@ class AttemptCleanup:
         self._asked = set(asked)
         self._finals: dict[bytes, bytes] = {}
         self._missing: dict[bytes, tuple[bytes, ...]] = {}
-        self._until_s = now_s + timing.kept_s
+        self._until_s = now_s + timing.kept_s + attempt.silence.late_s
         begin = attempt.begin
         ask = AskFinals(begin.lineage, begin.view, begin.round, begin.attempt)
         for peer in sorted(self._asked):

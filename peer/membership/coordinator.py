@@ -28,7 +28,8 @@ from atoll.peer.membership.attempt import (
 )
 from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
-from atoll.peer.membership.layout import Advised, Layout, layout_for, reserved
+from atoll.peer.membership.failure_detector import Machines
+from atoll.peer.membership.layout import Advised, Layout, handed_on, layout_for, reserved
 from atoll.peer.membership.link_graph import shown_apart
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
@@ -48,7 +49,7 @@ from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, OPERATIONS, REDUCE, STEP, EntryOrigin, fragment_of
+from atoll.peer.rounds.entries import INIT, INIT_ROUND, REDUCE, STEP, EntryOrigin, fragment_of
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 
@@ -68,6 +69,7 @@ class Coordinator:
         sign: Callable[[Commit], Commit] = lambda commit: commit,
         rounds_in_flight: int = 1,
         life: int = 0,
+        machines: Machines | None = None,
     ) -> None:
         self.view = view
         self.me = me
@@ -77,7 +79,7 @@ class Coordinator:
         self._sign = sign
         self._own = follower
         self.in_flight_max = rounds_in_flight
-        self.roster = Roster(view, me, timing, now_s)
+        self.roster = Roster(view, me, timing, now_s, machines)
         self.eligibility = Eligibility(view, follower, self.roster, emit)
         self.admission = Admission(view, me, follower, self.roster, timing, emit)
         self.succession = Succession(view, self.roster, self.admission, timing, emit)
@@ -175,12 +177,17 @@ class Coordinator:
     def _tag(self) -> tuple[bytes, int]:
         return self.view.lineage, self.view.number
 
-    def beat(self, now_s: float) -> CoordinatorBeat:
+    def beat(self, now_s: float, lag_s: float = 0.0) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), own.round, own.chain, self.last_commit)
         waiting, rounds = self.waiting_for(now_s), self.eligibility
         return CoordinatorBeat(
-            *position, *waiting, halted=halted, held=rounds.held, left_out=rounds.left_out
+            *position,
+            *waiting,
+            halted=halted,
+            held=rounds.held,
+            left_out=rounds.left_out,
+            lag_s=lag_s,
         )
 
     def hears_quorum(self, now_s: float) -> bool:
@@ -273,6 +280,7 @@ class Coordinator:
             attempt.wait_turn(now_s)
         usable = alive - given_up
         moved_bytes, links = self.roster.progress_bytes(), self.roster.links
+        attempt.silence = self.roster.silence(attempt.begin.participants, now_s)
         participants = attempt.step(now_s, usable, given_up, moved_bytes, links)
         if participants is not None:
             self._end_attempt(attempt, participants, usable, now_s)
@@ -309,11 +317,12 @@ class Coordinator:
         if self.halted:
             return
         tries = self._budget(begin.round).tries
-        if not participants or tries >= ATTEMPTS_MAX:
+        lost = begin.kind == INIT and begin.counted[0] not in participants
+        if not participants or lost or tries >= ATTEMPTS_MAX:
             text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
             self._emit(Note("give-up", text))
             if begin.kind == INIT:
-                self.offers.pop(begin.participants[0], None)  # the next one's turn
+                self.offers.pop(begin.counted[0], None)  # the next one's turn
             self._budgets.pop(begin.round)
             self._give_up(begin.round, now_s)
             return
@@ -378,20 +387,24 @@ class Coordinator:
         last: AttemptCleanup | None,
         alive: set[bytes],
         now_s: float,
+        first: bytes = b"",
     ) -> None:
+        """Begin an attempt; ``first``: whose parameters a first attempt at INIT gives to all."""
         self._attempts += 1
         self._budget(number).tries += 1
         fragment = fragment_of(number, self._own.fragments)
         chosen = tuple(sorted(participants))
         tried = last.attempt.begin if last is not None else None
-        weights = self.eligibility.weights(chosen, kind, fragment, tried)
+        weights = tuple(float(peer == first) for peer in chosen)
+        if not first:
+            weights = self.eligibility.weights(chosen, kind, fragment, tried)
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
-        if last is not None and kind not in OPERATIONS:
+        if last is not None and not self.eligibility.keeps_nothing(kind):
             past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
-        blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob
-        layout = self._layout(chosen, kind, again=last is not None)
+        blob = self.offers.get(first, b"") if first else call.blob
+        layout = self._layout(chosen, weights, kind, again=last is not None)
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
         lives = tuple(self.roster.life(peer) for peer in chosen)
@@ -402,11 +415,15 @@ class Coordinator:
         attempt.tries = self._budget(number).tries
         self.attempts[number] = attempt
 
-    def _layout(self, chosen: tuple[bytes, ...], kind: str, *, again: bool) -> Layout | None:
+    def _layout(
+        self, chosen: tuple[bytes, ...], weights: tuple[float, ...], kind: str, *, again: bool
+    ) -> Layout | None:
         """Return the layout of an attempt, in which data go between linked participants only."""
+        links = self.roster.links
+        if kind == INIT:
+            return handed_on(weights, [links.reaches(peer, chosen) for peer in chosen])
         layout = layout_for(self.advice, chosen, kind, again=again)
         may_own = self.eligibility.owners(chosen, kind)
-        links = self.roster.links
         apart = links.apart(chosen) if kind in (STEP, REDUCE) else ()
         if not apart:
             return reserved(layout, may_own)
@@ -446,11 +463,11 @@ class Coordinator:
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
-            if offering and not in_flight:
-                # All copy from it: the first of those with most links.
+            if offering and not in_flight and not self.roster.unheard(alive):
+                # All have it from there: the first of those with most links.
                 links, peers = self.roster.links, self.view.peers
                 first = min(offering, key=lambda peer: len(links.unlinked(peer, peers)))
-                self._begin(1, INIT, (first,), None, alive, now_s)
+                self._begin(INIT_ROUND, INIT, self._near(first, alive), None, alive, now_s, first)
             return
         number = self._next_round
         present = alive - self.admission.leaving
@@ -464,6 +481,11 @@ class Coordinator:
             chosen = self.eligibility.select_participants(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
+
+    def _near(self, first: bytes, alive: set[bytes]) -> tuple[bytes, ...]:
+        """Return a peer and the replicas that can have its parameters from it or hand them on."""
+        near = self.roster.links.unlinked(first, alive)
+        return tuple(peer for peer in self.view.replicas if peer in alive - near)
 
     @property
     def _next_round(self) -> int:

@@ -80,7 +80,9 @@ class Election(Electorate):
         self.view = view
         self.acceptor = Acceptor(view, here.emit, self._signed)
         self.candidate: Proposer | None = None
-        self._detector = FailureDetector(here.timing.failure_s, (view.coordinator,), here.now_s)
+        self._detector = FailureDetector(
+            here.timing, (view.coordinator,), here.now_s, here.machines
+        )
         self.lost_since_s: float | None = here.now_s if bootstrap is not None else None
         self._without_since_s: float | None = None  # no coordinator, whoever campaigns or yields
         self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
@@ -128,9 +130,6 @@ class Election(Electorate):
             return  # what is heard of it is a member's word, or of its earlier life
         self._without_since_s = self._asked_since_s = None
         self._no_quorum_noted = False
-        self._start_over()
-
-    def _start_over(self) -> None:
         self._detector.heard(self.view.coordinator, self._here.now_s)
         self.lost_since_s = None
 
@@ -213,7 +212,8 @@ class Election(Electorate):
         self._yielded_to = candidate
         self._patient_until_s = self._here.now_s + self._here.timing.ballot_retry_s
         self._lost(self._detector.last_heard_s(self.view.coordinator))
-        self._start_over()
+        self._detector.forgive(self.view.coordinator, self._here.now_s)
+        self.lost_since_s = None
         return Trigger.OUTBID
 
     def on_promise(self, source: bytes, promise: Promise) -> None:
@@ -298,6 +298,10 @@ class Election(Electorate):
             of = f"{count} of {len(self.view.members)} voters answer, no quorum"
             text = f"{of}: rounds wait for {names}"
             here.emit(Note("no-quorum", text))
+
+    def to_look_at(self) -> list[bytes]:
+        """Return the coordinator while it says nothing, so that its kernel is asked."""
+        return self._detector.to_look_at(self._here.now_s)
 
     def _watch_coordinator(self) -> Trigger | None:
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator

@@ -113,6 +113,18 @@ class Probed:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelAnswered:
+    """Answer AskKernel: when a peer's kernel has acknowledged something last.
+
+    ``at_s`` is on the clock of ``Node.handle``. Of a peer without a link nothing is known, and no
+    event comes.
+    """
+
+    peer: bytes
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Attached:
     """Report that a trainer is attached and in step with the state.
 
@@ -261,6 +273,7 @@ Event = (
     | LinkDown
     | Reach
     | Probed
+    | KernelAnswered
     | Attached
     | BansBelieved
     | Detached
@@ -310,6 +323,14 @@ class ProbePeer:
     trace: ClassVar[str] = "Probe"
     peer: bytes
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskKernel:
+    """Look when the other end of the link to a peer has acknowledged something last."""
+
+    trace: ClassVar[str] = "AskKernel"
+    peer: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +487,7 @@ Effect = (
     Send
     | Connect
     | ProbePeer
+    | AskKernel
     | Reduce
     | Fetch
     | Abort

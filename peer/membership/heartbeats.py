@@ -77,7 +77,8 @@ class Heartbeats:
             if here.phase is Phase.LEARNER and announcer in here.linked:
                 here.emit(Send(announcer, self.heartbeat()))
         elif lead is not None:
-            beat = replace(lead.beat(here.now_s), remembered=here.positions.news())
+            beat = lead.beat(here.now_s, here.lag_s())
+            beat = replace(beat, remembered=here.positions.news())
             self.heard(beat)
             for peer in here.view.peers:
                 if peer != here.me.peer:
@@ -140,6 +141,7 @@ class Heartbeats:
             position=self._here.outbox.durable,
             pending=own.pending,
             resigned=self._here.resigned,
+            lag_s=self._here.lag_s(),
         )
 
     # ------------------------------------------------------------ what somebody here asks for

@@ -4,7 +4,9 @@ Whoever plans knows the measured links, and advises the coordinator (``Advised``
 the layout for its participants, so that all reduce alike. What need not be agreed on is left out:
 how many streams, and how fast, is said to each peer by itself (peer/links/).
 
-Rules. INIT has none, and GATHER: there is nothing to reduce. A first attempt at a STEP of exactly
+Rules. GATHER has none: there is nothing to reduce. Of INIT one participant has everything and the
+others nothing, so it owns nothing: it sends each part to its owner, once, and the owners hand it on
+(``handed_on``). So each host sends as much as the first one. A first attempt at a STEP of exactly
 those that the advice is about gets it whole. Any other attempt, of fewer of them or after a broken
 one, is a butterfly with the shares of those who are left: there everybody sees who is late, while
 in a ring or a tree all wait for a neighbour that waits itself, and the wrong ones would be
@@ -27,6 +29,8 @@ from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
 BUTTERFLY, RING, TREE, SITES = "butterfly", "ring", "tree", "hierarchical"
 PAIRWISE = "pairwise"  # of two: nobody owns anything, each adds up for itself
 WHY_CHARS_MAX = 300  # a sentence or two: every BEGIN carries it
+FROM_ONE = "butterfly: one peer hands its parameters to all"
+HANDED_ON = "butterfly: one peer's parameters, in parts that the others hand on"
 
 Share = Annotated[int, Within(0, CHUNKS_MAX)]
 Index = Annotated[int, Within(0, MEMBERS_MAX - 1)]
@@ -133,6 +137,21 @@ def layout_for(
     shares = tuple(known[peer] for peer in participants)
     why = "butterfly with the shares of the plan, which was made for other participants"
     return Layout(BUTTERFLY, shares, why=why) if any(shares) else None
+
+
+def handed_on(weights: Sequence[float], reaches_all: Sequence[bool]) -> Layout | None:
+    """Return the layout by which what one participant has, who alone weighs something, gets to all.
+
+    ``reaches_all``: whether each has a link to all others. None for one that is alone.
+    """
+    shares = tuple(
+        int(linked and not weight) for weight, linked in zip(weights, reaches_all, strict=True)
+    )
+    if len(weights) == 1:
+        return None
+    if not any(shares):
+        return Layout(BUTTERFLY, tuple(int(weight > 0) for weight in weights), why=FROM_ONE)
+    return Layout(BUTTERFLY, shares, why=HANDED_ON)
 
 
 def reserved(

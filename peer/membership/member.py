@@ -257,7 +257,9 @@ class MemberState:
         The next attempt at the same round may read it, too.
         """
         return any(
-            self.takes_part(begin) and begin.round not in self._unusable
+            self.takes_part(begin)
+            and (begin.kind != INIT or self.me in begin.counted)
+            and begin.round not in self._unusable
             for begin in self.begins.values()
         )
 

@@ -319,6 +319,7 @@ class Heartbeat(InView):
     position: Positions = 0  # of its ledger, all of it synced
     pending: bool = False  # the result with a root in `runs` is not on its disk yet
     resigned: bool = False  # it coordinated the view in an earlier life, and does no more
+    lag_s: float = 0.0  # how late its event loop was lately (failure_detector.py)
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -343,6 +344,7 @@ class CoordinatorBeat(InView):
     held: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # ... or none yet
     left_out: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # who takes no part, and why
     remembered: Annotated[tuple[Remembered, ...], Within(0, MEMBERS_MAX)] = ()
+    lag_s: float = 0.0  # as of Heartbeat
 
 
 @message(wire="Offer")
@@ -382,6 +384,7 @@ class Miss(InView):
 class Begin(InView):
     """Start an attempt; ``participants`` are sorted peer ids with their ``weights``.
 
+    In INIT one alone has a weight, whose parameters become the run's; the others hand them on.
     ``kept`` (kept_chunks.py) names chunks that earlier attempts of this round have finished; their
     origins are ``past``, counted from 1: origin 0 is this attempt's own. Without a ``layout`` it is
     a butterfly of equal shares. ``without`` are peers whose trainers were heard of and do not take
@@ -420,6 +423,11 @@ class Begin(InView):
     @property
     def origins(self) -> tuple[EntryOrigin, ...]:
         return (EntryOrigin(self.participants, self.weights), *self.past)
+
+    @property
+    def counted(self) -> tuple[bytes, ...]:
+        """Return the participants whose submissions count: all that weigh anything."""
+        return self.origins[0].counted
 
 
 @message(wire="Ready")

@@ -170,6 +170,11 @@ class Node:
         return self._here.leave_by_s
 
     @property
+    def lag_s(self) -> float:
+        """Return how late this peer's event loop was lately."""
+        return self._here.lag_s()
+
+    @property
     def frozen(self) -> bool:
         """Return whether this peer has promised a candidate to say no more READY in this view."""
         return self.election is None or self.election.acceptor.frozen
@@ -179,6 +184,8 @@ class Node:
     def _discount_own_pause(self) -> None:
         here = self._here
         pause_s = here.now_s - self._due_s
+        if self._due_s:
+            here.lag.note(pause_s, here.now_s)
         if self._due_s and pause_s > here.timing.heartbeat_s:
             if self.election is not None:
                 self.election.discount_pause(pause_s)
@@ -220,6 +227,7 @@ class Node:
             if self.coordinator is not None:
                 self._step_coordinator(self.coordinator, self.election)
             else:
+                self._ask_kernels(self.election.to_look_at())
                 self._follow(self.election.step())
         self.syncing.step()
         self.forks.step(self.coordinator)
@@ -236,6 +244,7 @@ class Node:
         if (asked := self.heartbeats.asked_trainers()) is not None:
             lead.admission.ask_trainers(asked)
         lead.rival = self.forks.rival()
+        self._ask_kernels(lead.roster.to_look_at(here.now_s))
         lead.step(here.now_s)
         alive = lead.roster.alive(here.now_s)
         if not lead.hears_quorum(here.now_s):
@@ -252,6 +261,12 @@ class Node:
         elif since_s is not None and here.now_s - since_s > here.timing.lost_s:
             # Nobody that we hear has the base: let an election find what is left.
             self._follow(election.campaign())
+
+    def _ask_kernels(self, peers: list[bytes]) -> None:
+        """Find out of these whether their machines live, while they say nothing."""
+        for peer in peers:
+            if peer in self._here.linked:
+                self._here.emit(ev.AskKernel(peer))
 
     # ------------------------------------------------------------ what this peer knows of itself
 
@@ -432,6 +447,7 @@ class Node:
             sign=partial(self.signatures.signed, inc=here.me.inc),
             rounds_in_flight=self.follower.rounds_in_flight,
             life=here.life,
+            machines=here.machines,
         )
         lead.admission.addresses = here.addresses
         if led is not None:
@@ -530,6 +546,7 @@ class Node:
 
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self._here.linked.discard(event.peer)
+        self._here.machines.answered(event.peer, float("-inf"))
         self._here.srtt_s.pop(event.peer, None)
         self._here.addresses.pop(event.peer, None)
         self._here.probe(event.peer)
@@ -537,6 +554,10 @@ class Node:
     def _on_probed(self, event: ev.Probed) -> None:
         if event.answer == "refused" and event.peer not in self._here.linked:
             self._gone(event.peer, "nothing listens at its address any more")
+
+    def _on_kernel_answered(self, event: ev.KernelAnswered) -> None:
+        if event.peer in self._here.linked:
+            self._here.machines.answered(event.peer, event.at_s)
 
     def _on_reach(self, event: ev.Reach) -> None:
         self._here.outbound = event.outbound
@@ -696,6 +717,7 @@ class Node:
             self._here.emit(ev.Note("rejected", text, source))
 
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
+        self._here.machines.says_lag(source, beat.lag_s)
         self.heartbeats.heard(beat)
         self._check_memory(beat.remembered)
         if beat.commit is not None:
@@ -844,6 +866,7 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.LinkDown: Node._on_link_down,
     ev.Reach: Node._on_reach,
     ev.Probed: Node._on_probed,
+    ev.KernelAnswered: Node._on_kernel_answered,
     # what people ask for
     ev.Found: Node._on_found,
     ms.BootstrapConfig: lambda node, event: node.bootstrap.start(event),

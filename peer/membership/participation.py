@@ -26,7 +26,7 @@ from atoll.peer.membership.operations import Call, agreed, keep_objects, pack_ob
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, short
-from atoll.peer.rounds.entries import GATHER, INIT, STEP, fragment_of
+from atoll.peer.rounds.entries import GATHER, INIT, OPERATIONS, STEP, fragment_of
 
 # ---------------------------------------------------------------- when
 
@@ -231,9 +231,9 @@ class Eligibility:
 
         ``before`` is the attempt that it follows, if there was any.
         """
-        if kind != STEP:
+        if kind not in (INIT, STEP):
             return (1.0,) * len(chosen)
-        if self.terms.probation:
+        if self.terms.probation and kind == STEP:
             return tuple(0.0 if peer in self._newcomers else 1.0 for peer in chosen)
         if before is not None:
             known = dict(zip(before.participants, before.weights, strict=True))
@@ -294,10 +294,12 @@ class Eligibility:
         self, number: int, kind: str, chosen: Sequence[bytes], begin: Begin, alive: set[bytes]
     ) -> bool:
         """Return whether ``chosen`` are enough for another attempt after ``begin``."""
+        if kind == INIT:
+            return begin.counted[0] in chosen
         here = {*chosen} | ({*begin.aside} & alive)
         if self.terms.asynchronous:
             here = self._roster.trainers(alive)
-        if kind != INIT and not self.has_trainers(number, here, alive):
+        if not self.has_trainers(number, here, alive):
             return False
         return self.is_enough(number, kind, self.weights(chosen, kind, begin.fragment, begin))
 
@@ -390,6 +392,14 @@ class Eligibility:
         An owner could send what it likes.
         """
         return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
+
+    def keeps_nothing(self, kind: str) -> bool:
+        """Return whether an attempt keeps no chunk of those before it.
+
+        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
+        nobody else may have it: its participants would refuse such a BEGIN.
+        """
+        return kind in OPERATIONS or (kind == STEP and bool(self.terms.rule or self.terms.audited))
 
 
 def _in_turn(peers: list[bytes], count: int, turn: int) -> list[bytes]:
@@ -534,7 +544,7 @@ def opening(
     whose trainers were waited for, or want another round than this.
     """
     if kind == INIT:
-        return RoundKind()
+        return RoundKind(blob=before.blob if before is not None else b"")
     if before is not None:
         without = {*before.without, *before.participants}.difference(chosen)
         kept = keep_objects(before.blob, before.participants, chosen) if kind == GATHER else b""

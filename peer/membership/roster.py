@@ -7,7 +7,9 @@ changes lazily, because a peer that is back in a second should find its place.
 
 from __future__ import annotations
 
-from atoll.peer.membership.failure_detector import FailureDetector
+from collections.abc import Collection
+
+from atoll.peer.membership.failure_detector import FailureDetector, Machines, Silence
 from atoll.peer.membership.link_graph import LinkGraph, graph_of
 from atoll.peer.membership.messages import Begin, Heartbeat
 from atoll.peer.membership.operations import object_digest
@@ -16,12 +18,15 @@ from atoll.peer.membership.view import View, is_quorum
 
 
 class Roster:
-    def __init__(self, view: View, me: bytes, timing: Timing, now_s: float) -> None:
+    def __init__(
+        self, view: View, me: bytes, timing: Timing, now_s: float, machines: Machines | None = None
+    ) -> None:
         self.view = view
         self.me = me
         self._timing = timing
+        self._machines = machines or Machines()
         self.heartbeats: dict[bytes, Heartbeat] = {}
-        self._detector = FailureDetector(timing.failure_s, view.peers, now_s)
+        self._detector = FailureDetector(timing, view.peers, now_s, self._machines)
         self._refused: set[bytes] = set()
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
@@ -43,6 +48,7 @@ class Roster:
             if beat.unlinked != (known.unlinked if known is not None else ()):
                 self._links = None
             self.heartbeats[peer] = beat
+            self._machines.says_lag(peer, beat.lag_s)
             if not beat.given:
                 self._given.pop(peer, None)
         return True
@@ -88,15 +94,37 @@ class Roster:
     def removable(self, now_s: float) -> set[bytes]:
         """Return the members that have been dead for long.
 
-        Dead for a while is enough when one more loss would cost the quorum.
+        Dead for a while is enough when one more loss would cost the quorum; of who is only slow
+        it never is.
         """
         dead = self.dead(now_s)
         if not dead:
             return dead
         alive = [p for p in self.view.peers if p not in dead]
         fragile = any(not is_quorum(self.view, set(alive) - {p}) for p in alive)
-        limit_s = self._timing.remove_eager_s if fragile else self._timing.remove_s
-        return {p for p in dead if self.silent_s(p, now_s) > limit_s}
+        soon_s = self._timing.remove_eager_s if fragile else self._timing.remove_s
+        return {
+            p
+            for p in dead
+            if self.silent_s(p, now_s)
+            > (self._timing.remove_s if self._detector.is_answered(p, now_s) else soon_s)
+        }
+
+    def to_look_at(self, now_s: float) -> list[bytes]:
+        """Return the members that say nothing, whose kernels are to be asked."""
+        return [peer for peer in self._detector.to_look_at(now_s) if peer != self.me]
+
+    def silence(self, peers: Collection[bytes], now_s: float) -> Silence:
+        """Return what the silence of some of these members means for an attempt of theirs."""
+        others = [peer for peer in peers if self.view.member(peer) is not None and peer != self.me]
+        detector, least_s = self._detector, self._timing.failure_s
+        limits_s = [detector.usual_limit_s(peer, now_s) for peer in others]
+        silent = [peer for peer in others if detector.silent_s(peer, now_s) > least_s]
+        return Silence(
+            max(limits_s, default=least_s) - least_s,
+            any(not self._is_dead(peer, now_s) for peer in silent),
+            frozenset(p for p in silent if detector.is_answered(p, now_s)) - self._refused,
+        )
 
     @property
     def links(self) -> LinkGraph:

@@ -10,6 +10,7 @@ from collections import deque
 
 from atoll.peer.membership.amnesia import LedgerPositions
 from atoll.peer.membership.events import Effect, Persist, ProbePeer, Send
+from atoll.peer.membership.failure_detector import Machines, Peaks
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.timing import Timing
@@ -35,6 +36,8 @@ class Situation:
         self.addresses: dict[bytes, str] = {}  # that linked peers, and this one, advertise
         self.refused: set[bytes] = set()  # members whose life has certainly ended
         self.outbound = False  # this peer can only dial out
+        self.machines = Machines()  # that the members run on
+        self.lag = Peaks(timing.heartbeat_s / 2)  # of this peer's own event loop
         self.leave_by_s: float | None = None
         self._unlinked_s: dict[bytes, float] = {}  # members without a link, and since when
         self._effects: list[Effect] = []
@@ -43,6 +46,7 @@ class Situation:
     def pace(self) -> None:
         """Let the limits follow the slowest round trip to a member of the view."""
         members = self.view.peers if self.view else ()
+        self.machines.keep(members)
         slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
         self.timing = self._unpaced.paced(slowest_s, len(members))
 
@@ -67,6 +71,10 @@ class Situation:
     def unlinked_s(self, peer: bytes) -> float:
         """Return since when this peer has had no link to a member; now if it has one."""
         return self._unlinked_s.get(peer, self.now_s)
+
+    def lag_s(self) -> float:
+        """Return how late this peer's event loop was lately, as it announces it."""
+        return round(self.lag.p99_s(self.now_s), 2)
 
     # ------------------------------------------------------------ effects
 

@@ -16,6 +16,7 @@ MEMBERS_BEAT_FAST = 64  # in larger views a coordinator hears each member half a
 class Timing:
     heartbeat_s: float = 0.25  # four chances inside the failure detector's shortest limit
     failure_s: float = 1.2  # silence that makes a peer suspect: 4 heartbeats and 200 ms of network
+    slow_s: float = 2.0  # the same of a peer whose kernel answers: it may only lack a processor
     stall_s: float = 1.5  # a reduce without one byte of progress
     # A link that can be made is there by then, or rounds go without it for a moment. Not longer:
     # until then such a pair looks broken, and costs attempts (FlakyPeers counts them).

@@ -27,7 +27,7 @@ from atoll.collectives.codecs import F32, U8, Gathered
 from atoll.collectives.engine.accumulate import PartAuditor
 from atoll.collectives.engine.parts import Contribution
 from atoll.collectives.engine.send import Outlet, Receipt
-from atoll.collectives.errors import AtollError, RemoteProtocolError
+from atoll.collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.feedback import Compensated
 from atoll.collectives.robust import RobustRule
 from atoll.peer.membership.kept_chunks import Kept
@@ -35,7 +35,7 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_plan import kept_of, plan_of, rule_of, shape_of
-from atoll.peer.rounds.entries import STEP, EntryHead, entry_root
+from atoll.peer.rounds.entries import INIT, STEP, EntryHead, entry_root
 from atoll.peer.rounds.error_feedback import Residual
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.salvage import FetchKept, KeptCopy, KeptPlan, header_of, pack_chunks
@@ -285,6 +285,8 @@ class AttemptRun:
         """Return what gives this peer's own part; None if there is none."""
         replica, begin, grid = self._peer.replica, self.begin, self.result.grid
         inputs, state = replica.inputs, replica.state
+        if begin.kind == INIT and self._peer.me not in begin.counted:
+            return Contribution(_nothing)  # it hands on what another one has
         if inputs is None:
             return None
         if begin.kind == STEP:  # computed from the submission of the trainer
@@ -443,6 +445,10 @@ class AttemptRun:
             return
         self.result.digests = digests
         self.reduced(await asyncio.to_thread(self.root_of, digests))
+
+
+def _nothing(chunk: int, out: F32) -> None:
+    raise LocalProtocolError(f"a part of chunk {chunk} was asked of a peer that has none")
 
 
 async def _watch(copying: KeptCopy) -> None:

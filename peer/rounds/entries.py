@@ -26,6 +26,7 @@ from atoll.peer.membership.view import MEMBERS_MAX, Digest, PeerId, Rounds, chai
 from atoll.peer.net.wire import Within, message
 
 INIT = "init"  # log entry 1: specification, manifest and raw parameters of the first trainer
+INIT_ROUND = 1
 STEP = "step"  # an averaged pseudo-gradient
 GATHER = "gather"  # the objects of all trainers, in BEGIN's blob; the state stays what it is
 REDUCE = "reduce"  # the reduced vector of all trainers; the state stays what it is
@@ -68,9 +69,14 @@ class EntryOrigin:
             raise ValueError(f"weights are 0 to {WEIGHT_MAX:g} and not all zero")
 
     @property
+    def counted(self) -> tuple[bytes, ...]:
+        """Return the peers whose submissions are in the mean; those without weight are not."""
+        pairs = zip(self.participants, self.weights, strict=True)
+        return tuple(peer for peer, weight in pairs if weight > 0)
+
+    @property
     def contributors(self) -> int:
-        """Return how many submissions are in the mean; those without weight are not."""
-        return sum(weight > 0 for weight in self.weights)
+        return len(self.counted)
 
     def digest(self) -> bytes:
         text = hashlib.sha256(b"atoll-origin")
@@ -117,9 +123,7 @@ class EntryHead:
     @property
     def contributors(self) -> tuple[bytes, ...]:
         """Return the peers whose submissions are in the mean of the last attempt, in order."""
-        last = self.origins[-1]
-        pairs = zip(last.participants, last.weights, strict=True)
-        return tuple(peer for peer, weight in pairs if weight > 0)
+        return self.origins[-1].counted
 
     def origin(self, chunk: int) -> EntryOrigin:
         """Return whose submissions are in a chunk of the fragment, with their weights.

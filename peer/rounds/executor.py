@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.layout import Layout
-from atoll.peer.membership.messages import Begin, Finals
+from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import MEMBERS_MAX, View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
@@ -81,6 +80,7 @@ class RoundExecutor:
         self.layout: Layout | None = None  # of the last attempt
         self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
         self._busy = False  # as the donor was told last
+        self._applied_bytes = 0  # of states, chunk by chunk, by outer steps
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
@@ -106,7 +106,7 @@ class RoundExecutor:
         long.
         """
         moved = self.streams.moved_bytes + self.attempts.progress_bytes
-        return moved + self.audits.progress
+        return moved + self.audits.progress + self._applied_bytes
 
     def installed(self, view: View) -> None:
         """Take over a view that was installed.
@@ -174,18 +174,6 @@ class RoundExecutor:
     def link_down(self, peer: bytes) -> None:
         self.streams.close_to(peer)
         self.sync.lost(peer)
-
-    def believed(self, message: object) -> object:
-        """Return the message as the machine may take it.
-
-        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
-        nobody else may have it (AttemptTable.open refuses such a BEGIN): digests of final chunks
-        are left out.
-        """
-        spec = self.state.spec if self.state is not None else None
-        if spec is None or not spec.keeps_nothing or not isinstance(message, Finals):
-            return message
-        return replace(message, digests=b"")
 
     # ------------------------------------------------------------ the queue
 
@@ -440,11 +428,15 @@ class RoundExecutor:
         run.keep_residual()
         if run.audit is not None and state.spec.validators:
             run.before = state.theta.copy()
-        state.apply(head, array)
+        state.apply(head, array, self._note_applied)
         self.replica.log.append(head, array, state.digest)
         if run.is_read:
             self.replica.log.encoded(begin.round)  # so that its memory is not used again
         return state
+
+    def _note_applied(self, nbytes: int) -> None:
+        """Count a chunk of an outer step as progress: the next attempt waits for the last one."""
+        self._applied_bytes += nbytes
 
     async def _undo(self, effect: ev.Undo) -> None:
         state = self.state

@@ -212,16 +212,19 @@ class ReplicatedState:
 
     # ------------------------------------------------------------ commits
 
-    def apply(self, head: EntryHead, encoded: U8) -> None:
+    def apply(
+        self, head: EntryHead, encoded: U8, applied: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
         """Do the outer step of a committed round, from the exact bytes that everyone holds.
 
         Or log entry 1: the first trainer's θ as float32, and momentum is zero.
 
         StateError if it is not the next round or of another size, CodecError for malformed bytes;
-        then the state stays what it was. A load that is under way is given up.
+        then the state stays what it was. A load that is under way is given up. ``applied`` is told
+        the bytes of each chunk that is done.
         """
         with self._writing:
-            self._commit(head, encoded)
+            self._commit(head, encoded, applied)
 
     def undo(self) -> bool:
         """Go back to the state before the last commit; return False if it has been overwritten."""
@@ -236,7 +239,7 @@ class ReplicatedState:
 
     # ------------------------------------------------------------ with the lock held
 
-    def _commit(self, head: EntryHead, encoded: U8) -> None:
+    def _commit(self, head: EntryHead, encoded: U8, applied: Callable[[int], None]) -> None:
         now, number = self._now, head.round
         if number != now.round + 1 or (head.kind == INIT) != (now.tree is None):
             raise StateError(f"{head.kind} of round {number} does not follow {now.round}")
@@ -249,6 +252,7 @@ class ReplicatedState:
         stale, source, target = self._begin_write(chunks), now.buffer, 1 - now.buffer
         for chunk in stale - frozenset(chunks):
             buffers.fill(chunk, target, buffers.parts(chunk, source))
+            applied(self.chunk_bytes(chunk))
         leaves = list(self.leaves) or [b""] * self.grid.count
         versions = list(now.versions)
         for chunk in chunks:
@@ -256,6 +260,7 @@ class ReplicatedState:
             buffers.step(head, chunk, encoded[start:end], source, target)
             leaves[chunk] = buffers.leaf(chunk, target)
             versions[chunk] = number
+            applied(self.chunk_bytes(chunk))
         self._finish_write(number, versions, leaves)
         self._before, self._differ = now, frozenset(chunks)
 

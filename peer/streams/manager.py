@@ -24,10 +24,12 @@ from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
 from atoll.collectives.planning.pacing import is_open, stripe_pace
 from atoll.collectives.schedule.plan import STREAMS_MAX
+from atoll.collectives.schedule.schedule import FrameKind
 from atoll.collectives.threads import worker
 from atoll.peer.links.messages import PROBE
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, PROBES, ROUNDS, STATE
+from atoll.peer.rounds.entries import INIT_ROUND
 from atoll.peer.streams.congestion import suited
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
 from atoll.peer.streams.sealed import RECORD_BYTES_MAX
@@ -43,6 +45,7 @@ OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the ro
 RETIRED_IDLE_S = 30.0
 # Of a pace: what changes by less is the same one, as plans have it (links/planner.py).
 PACE_CHANGE = 0.1
+REDUCED = frozenset(FrameKind)
 # Frames of all other kinds are parts of rounds, vectors that trainers exchange among them.
 PURPOSES = {
     PROBE: PROBES,
@@ -128,7 +131,7 @@ class FrameOutlet:
             *parts,
             aside=self._aside,
             urgency=self._header.round,
-            purpose=purpose_of(kind),
+            purpose=purpose_of(header),
         )
 
 
@@ -399,7 +402,7 @@ class Streams:
             while True:
                 stream.recv_into(head, idle=True)
                 header = unpack_header(head)
-                purpose = purpose_of(header.kind)
+                purpose = purpose_of(header)
                 stripe = number if self._has_several(peer) else 0
                 target = self._sink.reserve(peer, header, stripe)
                 if target is not None:
@@ -434,9 +437,11 @@ def same_pace(before: float, after: float) -> bool:
     return abs(after - before) <= PACE_CHANGE * max(before, after)
 
 
-def purpose_of(kind: int) -> str:
-    """Return what the bytes of a frame of this kind are counted as."""
-    return PURPOSES.get(kind, ROUNDS)
+def purpose_of(header: DataHeader) -> str:
+    """Return what the bytes of a frame are counted as: those of INIT bring the first state."""
+    if header.round == INIT_ROUND and header.kind in REDUCED:
+        return STATE
+    return PURPOSES.get(header.kind, ROUNDS)
 
 
 def reason_of(error: AtollError | MemoryError) -> str:

@@ -21,7 +21,9 @@ from atoll.peer.membership.view import short
 from atoll.peer.streams.frames import KEPT, DataHeader
 from atoll.peer.streams.transfers import Transfers
 
-AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will
+AHEAD_TIMEOUT_S = 1.5  # the stall time: by then BEGIN has come, or never will ...
+# ... but where the event loop is late, BEGIN waits for it as well: so many times its lag, at most.
+LAGS_AHEAD, AHEAD_TIMEOUT_MAX_S = 2, 8.0
 # A frame ahead of the window, or of commits here: the coordinator ends a stall far sooner.
 WINDOW_TIMEOUT_S = 60.0
 OF_REDUCTIONS = tuple(FrameKind)
@@ -64,6 +66,7 @@ class Router:
         self._lineage8 = b""  # of the view at hand ...
         self._left: set[bytes] = set()  # ... and of those before: nothing of them is wanted
         self._view = 0  # the newest of this lineage that an attempt was begun in
+        self._lag_s = 0.0  # of the event loop
         self._settled = 0  # rounds up to this one are over
         self._closed = False
 
@@ -84,6 +87,10 @@ class Router:
             self._newest.clear()
             self._promised.clear()
             self._changed.notify_all()
+
+    def note_lag(self, lag_s: float) -> None:
+        """Let frames wait longer for the orders about them while the event loop is late."""
+        self._lag_s = lag_s
 
     def promise_attempt(self, begin: Begin) -> None:
         """Let the frames of an attempt wait that is expected, or ended, later.
@@ -180,13 +187,16 @@ class Router:
         begun_s = time.monotonic()
         with self._changed:
             while self._is_ahead(header):
-                timeout_s = WINDOW_TIMEOUT_S if self._is_promised(header) else AHEAD_TIMEOUT_S
+                timeout_s = WINDOW_TIMEOUT_S if self._is_promised(header) else self._ahead_s()
                 left_s = begun_s + timeout_s - time.monotonic()
                 if left_s <= 0:
                     return None
                 self._changed.wait(left_s)
             current = self._attempts.get(header.round)
         return current if current is not None and _is_of(current.begin, header) else None
+
+    def _ahead_s(self) -> float:
+        return max(AHEAD_TIMEOUT_S, min(LAGS_AHEAD * self._lag_s, AHEAD_TIMEOUT_MAX_S))
 
     def _is_promised(self, header: DataHeader) -> bool:
         promised = self._promised.get(header.round) == (header.view, header.attempt)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
+from atoll.peer.membership.messages import Begin
 from harness.cluster import Cluster, peer_id
 
-__all__ = ["busy_with", "lose", "orders", "ready_nowhere_committed", "when_held"]
+__all__ = ["begins_of", "busy_with", "lose", "orders", "ready_nowhere_committed", "when_held"]
 
 
 def lose(cluster: Cluster, kind: type, to: str = "", count: int = 1_000_000) -> None:
@@ -23,6 +24,20 @@ def lose(cluster: Cluster, kind: type, to: str = "", count: int = 1_000_000) -> 
         return before(source, peer, message)
 
     cluster.hold = hold
+
+
+def begins_of(cluster: Cluster) -> list[Begin]:
+    """What is begun from now on."""
+    found: list[Begin] = []
+    before = cluster.hold
+
+    def note(source: bytes, peer: bytes, message: object) -> bool:
+        if isinstance(message, Begin) and message not in found:
+            found.append(message)
+        return before(source, peer, message)
+
+    cluster.hold = note
+    return found
 
 
 def busy_with(cluster: Cluster, name: str) -> Callable[[], bool]:

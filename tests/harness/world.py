@@ -108,6 +108,15 @@ class World(ABC):
     def probe(self, host: Host, peer: bytes) -> None:
         """Up, refused or silent, after a round trip."""
 
+    def ask_kernel(self, host: Host, peer: bytes) -> None:
+        """The kernel of a stopped process goes on acknowledging what comes."""
+        target = self.hosts.get(peer)
+        if target is None or not target.alive or target.off:
+            return
+        if self.is_open(host, target) and self.is_open(target, host):
+            event = ev.KernelAnswered(peer, host.skew_s + self.now_s * host.rate)
+            self.after(0.0, lambda: self.deliver(host, event))
+
     @abstractmethod
     def is_open(self, source: Host, target: Host) -> bool:
         """Whether bulk data of a living process passes in this direction now."""
@@ -421,6 +430,7 @@ class World(ABC):
         return {
             ev.Send: lambda host, effect: self.send(host, effect.peer, effect.message),
             ev.Connect: lambda host, effect: self.dial(host, effect.peer),
+            ev.AskKernel: lambda host, effect: self.ask_kernel(host, effect.peer),
             ev.ProbePeer: lambda host, effect: self.probe(host, effect.peer),
             ev.Reduce: plane.reduce,
             ev.Fetch: plane.fetch,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 
@@ -147,6 +148,22 @@ class Faults:
                         self.arena.resume(host.name)
 
                 self._undo(fault, again)
+
+    def _starve(self, fault: Fault) -> None:
+        """The process gets a processor for moments only, each after another wait."""
+        arena, dice = self.arena, random.Random(str(fault))
+        end_s = arena.now_s + fault.lasts_s
+
+        def turn(host: Host) -> None:
+            if not host.alive or host.paused or arena.now_s >= end_s:
+                return
+            away_s = dice.uniform(0.1, 1.0) * float(fault.detail)
+            self._pause(Fault(0.0, "pause", host.name, away_s))
+            again = Fault(0.0, "starve", host.name, away_s + dice.uniform(0.01, 0.1))
+            self._undo(again, lambda: turn(host))
+
+        for host in self._hosts(fault):
+            turn(host)
 
     def _leave(self, fault: Fault) -> None:
         for host in self._hosts(fault):

@@ -273,7 +273,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "min_trainers is ignored after a death",
         "participation",
-        "if kind != INIT and not self.has_trainers(number, here, alive):",
+        "if not self.has_trainers(number, here, alive):",
         "if False:",
     ),
     Mutant(
@@ -334,10 +334,31 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "operations keep chunks",
-        "coordinator",
-        "        if last is not None and kind not in OPERATIONS:\n",
-        "        if last is not None:\n",
+        "participation",
+        "return kind in OPERATIONS or (kind == STEP and",
+        "return (kind == STEP and",
         test=UNIT + "calls.py::test_a_death_in_a_reduction_leaves_nothing_of_the_dead",
+    ),
+    Mutant(
+        "a robust round keeps what one peer has",
+        "participation",
+        "(kind == STEP and bool(self.terms.rule or self.terms.audited))",
+        "False",
+        test=UNIT + "eligibility.py::test_under_a_rule_or_an_audit_a_retry_keeps_nothing",
+    ),
+    Mutant(
+        "the slow count as dead",
+        "failure_detector",
+        "return now_s - self._machines.answered_s(peer) <= self._timing.failure_s",
+        "return False",
+        test=UNIT + "slow_peers.py::test_a_starved_process_costs_no_attempt_and_no_view",
+    ),
+    Mutant(
+        "limits do not know lag",
+        "failure_detector",
+        "return min(max(self._timing.failure_s, gaps_s, lag_s), LIMIT_MAX_S)",
+        "return self._timing.failure_s",
+        test=UNIT + "slow_peers.py::test_who_is_usually_late_is_waited_for_longer",
     ),
     Mutant(
         "any object will do",

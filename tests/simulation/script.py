@@ -40,6 +40,7 @@ OFTEN = (
 # Whoever is the first to say one of these dies: one process alone may never come to it.
 SELDOM = (
     "AskFinals",
+    "AskKernel",
     "AskTrainers",
     "CatchUp",
     "Connect",
@@ -74,6 +75,7 @@ NEEDS: dict[str, Callable[[Options], bool]] = {
     "Resync": lambda options: "flip" in options.kinds,
     "Yield": lambda options: options.policy != "majority" and options.on_fork == "auto",
 }
+STARVED_SHARE = 0.08  # of the seeds
 FOR_GOOD_S = 1e6  # not before the faults end
 
 
@@ -99,12 +101,23 @@ def draw_script(options: Options) -> list[Fault]:
     while True:
         at_s += dice.expovariate(options.fault_rate)
         if at_s >= options.faulty_s:
-            script += _bans(options, names) + _asks(options, names)
+            script += _bans(options, names) + _asks(options, names) + _starved(options, names)
             return sorted(script, key=lambda fault: fault.at_s)
         kind = dice.choice(options.kinds)
         fault = _draw(dice, options, kind, names, spare, at_s)
         script.append(fault)
         names += fault.who if kind in ("join", "mass_join") else ""
+
+
+def _starved(options: Options, names: str) -> list[Fault]:
+    """Some get a processor for moments only; their kernels go on acknowledging what comes."""
+    dice = random.Random(f"starved {options.seed} {options.faulty_s}")
+    if dice.random() >= STARVED_SHARE:
+        return []
+    who = dice.sample(names, dice.choice((1, 1, len(names))))
+    at_s = round(dice.uniform(0.0, 0.5) * options.faulty_s, 3)
+    away_s = dice.choice((0.5, 1.5, 3.0))  # at most, each time
+    return [Fault(at_s, "starve", name, options.faulty_s / 2, str(away_s)) for name in who]
 
 
 def _bans(options: Options, names: str) -> list[Fault]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from dataclasses import asdict
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.links.tcp_info import TCP_INFO_BYTES, parse, silence_s
+from atoll.peer.links.tcp_info import TCP_INFO_BYTES, parse, silence_s, since_answer_s
 from atoll.peer.streams.stream import PlainStream
 
 # Offsets and formats in linux/tcp.h.
@@ -139,3 +140,24 @@ def test_silence_is_what_the_doubled_timeouts_have_taken(
 
 def test_nothing_is_known_of_a_system_that_tells_nothing() -> None:
     assert silence_s(b"") == 0.0
+
+
+def test_when_the_other_kernel_has_answered_last_is_read_from_its_place() -> None:
+    data = bytearray(256)
+    struct.pack_into("=I", data, 56, 1250)
+    assert since_answer_s(bytes(data)) == 1.25
+    assert since_answer_s(bytes(59)) is None
+
+
+def test_a_process_that_reads_nothing_does_not_keep_its_kernel_from_answering() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()  # from now on nobody reads here
+        with near, far:
+            for _ in range(5):
+                near.sendall(b"a heartbeat")
+                time.sleep(0.05)
+            info = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            ago_s = since_answer_s(info)
+            assert ago_s is not None
+            assert ago_s < 0.2

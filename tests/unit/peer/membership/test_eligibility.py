@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from harness.cluster import Cluster, peer_id
+from harness.faults import begins_of, busy_with
 from harness.newcomers import come, held, members, new, running, weights_of_rounds
 
 from atoll.peer.membership import events as ev
@@ -117,3 +118,20 @@ def test_a_witness_that_leads_knows_it_from_the_replicas() -> None:
     cluster.detach("b")
     cluster.until(lambda: bool(held(cluster, "w")))
     assert "median(f=1) needs 2 peers that count, 1 is here" in held(cluster, "w")
+
+
+@pytest.mark.parametrize(
+    ("terms", "kept"),
+    [(Terms(), True), (Terms(rule="trimmed(f=1)", least=3), False), (Terms(audited=True), False)],
+    ids=["mean", "rule", "audit"],
+)
+def test_under_a_rule_or_an_audit_a_retry_keeps_nothing(*, terms: Terms, kept: bool) -> None:
+    """Nobody's word is enough for a chunk that nobody else may have."""
+    cluster = running("abcd", terms, start="abcd")
+    cluster.until(busy_with(cluster, "d"))
+    cluster.data_cut |= {frozenset((A, peer_id("d")))}  # b and c finish what they own
+    cluster.run(0.1)
+    begins = begins_of(cluster)
+    cluster.kill("d")
+    cluster.until_round("abc", 1)
+    assert bool(begins[0].kept) is kept

@@ -6,29 +6,15 @@ from dataclasses import replace
 
 import pytest
 from harness.cluster import Cluster, peer_id
-from harness.faults import busy_with
+from harness.faults import begins_of, busy_with
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.layout import Advised, Layout, layout_for
+from atoll.peer.membership.layout import HANDED_ON, Advised, Layout, handed_on, layout_for
 from atoll.peer.net.wire import decode, encode
 
 PEERS = tuple(sorted(peer_id(name) for name in "abcd"))
 RING = Layout("ring", (1, 1, 1, 1), (2, 0, 3, 1), why="as fast as it goes")
-
-
-def begins_of(cluster: Cluster) -> list[ms.Begin]:
-    """What passes from now on."""
-    found: list[ms.Begin] = []
-    before = cluster.hold
-
-    def note(source: bytes, peer: bytes, message: object) -> bool:
-        if isinstance(message, ms.Begin) and message not in found:
-            found.append(message)
-        return before(source, peer, message)
-
-    cluster.hold = note
-    return found
 
 
 @pytest.mark.parametrize(
@@ -141,7 +127,7 @@ def test_another_coordinator_begins_without_advice() -> None:
     assert begun[-1].layout is None
 
 
-def test_the_first_round_has_none() -> None:
+def test_the_first_round_does_not_follow_the_plan() -> None:
     cluster = Cluster("abc")
     cluster.found("a")
     cluster.give("a", Advised((peer_id("a"),), Layout("butterfly", (1,))))
@@ -152,4 +138,31 @@ def test_the_first_round_has_none() -> None:
     cluster.until(lambda: cluster.in_one_view("abc"))
     cluster.train("a")
     cluster.until(lambda: cluster.host("a").round >= 1)
-    assert [begin.layout for begin in begun if begin.kind == ms.INIT] == [None]
+    found = [begin.layout for begin in begun if begin.kind == ms.INIT]
+    assert [layout.why for layout in found if layout is not None] == [HANDED_ON]
+
+
+def test_the_first_parameters_are_handed_on_by_those_who_lack_them() -> None:
+    cluster = Cluster("abcd")
+    cluster.found("a")
+    for one, other in ("ab", "ac", "ad", "bc", "bd", "cd"):
+        cluster.link(one, other)
+    cluster.until(lambda: cluster.in_one_view("abcd"))
+    begun = begins_of(cluster)
+    cluster.train("b")
+    cluster.until(lambda: cluster.host("a").round >= 1)
+    first = next(begin for begin in begun if begin.kind == ms.INIT)
+    assert first.participants == PEERS
+    assert first.counted == (peer_id("b"),)
+    assert first.layout is not None
+    assert first.layout.shares == (1, 0, 1, 1)
+
+
+def test_who_is_linked_to_all_hands_the_first_parameters_on() -> None:
+    only_c = handed_on((1.0, 0.0, 0.0), (False, False, True))
+    assert only_c is not None
+    assert only_c.shares == (0, 0, 1)
+    nobody = handed_on((0.0, 1.0, 0.0), (False, True, False))
+    assert nobody is not None
+    assert nobody.shares == (0, 1, 0)
+    assert handed_on((1.0,), (True,)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.cluster import Cluster, peer_id
-from harness.faults import busy_with
+from harness.faults import begins_of, busy_with
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
@@ -23,20 +23,6 @@ def running(names: str, outbound: str = "", *pairs: str, timing: Timing | None =
         cluster.add(name)
     cluster.form(names)
     return cluster
-
-
-def begins_of(cluster: Cluster) -> list[ms.Begin]:
-    """What is begun from now on."""
-    found: list[ms.Begin] = []
-    before = cluster.hold
-
-    def note(source: bytes, peer: bytes, message: object) -> bool:
-        if isinstance(message, ms.Begin) and message not in found:
-            found.append(message)
-        return before(source, peer, message)
-
-    cluster.hold = note
-    return found
 
 
 def owners(begin: ms.Begin) -> str:

@@ -21,6 +21,7 @@ from harness.plainstate import (
 )
 
 from atoll.collectives.errors import StateError
+from atoll.peer.rounds.entries import INIT
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, U8, ReplicatedState, StateLoad
 
 _made: list[ReplicatedState] = []
@@ -182,6 +183,14 @@ def test_only_the_next_round_is_applied(number):
         state.apply(head_of(number), encode("int8", vector(1), range(GRID.count)))
     with pytest.raises(StateError, match="does not follow 1"):
         initialise(state, vector(0))
+
+
+def test_each_chunk_of_an_outer_step_counts_as_progress() -> None:
+    state = void()
+    done: list[int] = []
+    values = vector(0).view(np.uint8).copy()
+    state.apply(head_of(1, kind=INIT), values, done.append)
+    assert done == [state.chunk_bytes(chunk) for chunk in range(GRID.count)]
 
 
 def test_an_entry_of_another_size_is_refused_and_nothing_lost():

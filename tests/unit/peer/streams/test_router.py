@@ -111,6 +111,24 @@ def test_a_frame_that_is_ahead_waits_for_its_begin(
     assert taken.wait(WAIT_S)
 
 
+def test_where_the_event_loop_is_late_a_frame_that_is_ahead_waits_longer(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_MAX_S", WAIT_S)
+    expect(router, begin(2, 1))
+    assert router.reserve(B, header(3, 1)) is None
+    router.note_lag(WAIT_S)
+    found: list[bool] = []
+    taker = threading.Thread(
+        target=lambda: found.append(router.reserve(B, header(3, 1)) is not None)
+    )
+    taker.start()
+    expect(router, begin(3, 1))
+    taker.join(WAIT_S)
+    assert found == [True]
+
+
 def test_once_begin_is_here_a_frame_waits_for_its_turn(
     router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:

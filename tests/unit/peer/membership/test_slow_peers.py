@@ -1,0 +1,85 @@
+"""Processes without a processor for a while, on machines that live: slow, and not dead."""
+
+from __future__ import annotations
+
+import pytest
+from harness.cluster import Cluster, peer_id
+
+NAMES = "abcd"
+
+
+def running() -> Cluster:
+    cluster = Cluster(NAMES)
+    cluster.form(NAMES)
+    return cluster
+
+
+def starve(cluster: Cluster, name: str, away_s: float, for_s: float, awake_s: float = 0.1) -> None:
+    """The process gets a processor for ``awake_s`` at a time only."""
+    end_s = cluster.now_s + for_s
+    while cluster.now_s < end_s:
+        cluster.pause(name)
+        cluster.run(away_s)
+        cluster.resume(name)
+        cluster.run(awake_s)
+
+
+def view_of(cluster: Cluster, name: str) -> str:
+    view = cluster.host(name).node.view
+    assert view is not None
+    return "".join(sorted(n for n in NAMES if view.member(peer_id(n)) is not None))
+
+
+def test_a_stopped_member_is_left_out_soon_and_keeps_its_place_for_a_while() -> None:
+    cluster = running()
+    cluster.pause("d")
+    cluster.until_round("abc", limit_s=3.0)
+    assert view_of(cluster, "a") == NAMES
+    took_s = cluster.until(lambda: view_of(cluster, "a") == "abc")
+    assert took_s > cluster.timing.remove_s - 3.0
+    cluster.resume("d")
+    cluster.until_round(NAMES)
+
+
+def test_of_three_a_stopped_member_stays_until_the_removal_time() -> None:
+    """One that is gone goes sooner there: one more loss would cost the quorum."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.pause("c")
+    cluster.run(cluster.timing.remove_eager_s + 2.0)
+    assert view_of(cluster, "a") == "abc"
+
+
+def test_a_stopped_coordinator_is_replaced_within_three_seconds() -> None:
+    cluster = running()
+    cluster.pause("a")
+    cluster.until_round("bcd", limit_s=3.0)
+    assert view_of(cluster, "b") == NAMES  # its place is kept
+    cluster.resume("a")
+    cluster.until_round(NAMES)
+
+
+@pytest.mark.parametrize("who", ["a", "d"])
+def test_a_starved_process_costs_no_attempt_and_no_view(who: str) -> None:
+    """``a`` coordinates."""
+    cluster = running()
+    before = cluster.host("b").node.view
+    starve(cluster, who, away_s=1.8, for_s=40.0)
+    assert cluster.host("b").node.view == before
+    assert cluster.noted("coordinator-lost") == []
+    assert cluster.noted("retry") == []
+
+
+def test_who_is_usually_late_is_waited_for_longer() -> None:
+    cluster = running()
+    starve(cluster, "d", away_s=1.8, for_s=10.0)
+    starve(cluster, "d", away_s=4.0, for_s=4.0)
+    assert cluster.noted("retry") == []
+
+
+def test_a_machine_that_goes_while_it_was_starved_is_out_within_ten_seconds() -> None:
+    cluster = running()
+    starve(cluster, "d", away_s=1.8, for_s=20.0)
+    cluster.isolate("d")
+    cluster.until(lambda: view_of(cluster, "a") == "abc", limit_s=10.0)
+    cluster.until_round("abc", limit_s=1.0)

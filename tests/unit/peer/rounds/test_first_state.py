@@ -1,0 +1,59 @@
+"""Bring the first parameters of a run from one peer to all, over real TLS links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from harness.runner_sites import LINEAGE, Site, eventually, run_blob, scenario
+
+from atoll.peer.membership import events as ev
+from atoll.peer.membership.layout import handed_on
+from atoll.peer.membership.messages import INIT, Begin
+
+ELEMENTS = 3_000_000  # twelve chunks of 1 MiB: four for each of three owners
+
+
+def begin_for(sites: list[Site], giver: int) -> Begin:
+    weights = tuple(float(index == giver) for index in range(len(sites)))
+    layout = handed_on(weights, [True] * len(sites))
+    peers = tuple(site.me for site in sites)
+    packed = run_blob(ELEMENTS)
+    return Begin(LINEAGE, 1, 1, 1, INIT, peers, weights, packed, layout=layout)
+
+
+def test_every_host_sends_the_first_parameters_once(tmp_path: Path) -> None:
+    """A star would have the first one send them three times, and the others nothing."""
+
+    async def play(sites: list[Site]) -> None:
+        begin = begin_for(sites, giver=1)
+        vector = np.random.default_rng(1).standard_normal(ELEMENTS).astype(np.float32)
+        sites[1].executor.replica.inputs = vector
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        assert len({site.reduced(1) for site in sites}) == 1
+        runs = [site.executor.attempts.at(1, 1) for site in sites]
+        assert all(run is not None for run in runs)
+        sent = [run.sent.total_bytes for run in runs if run is not None]
+        assert sum(sent) == len(sites) * vector.nbytes
+        assert max(sent) - min(sent) <= 4 << 20  # whole chunks, and each goes to three
+        for site in sites:
+            site.carry_out(ev.Apply(begin, b"c" * 32))
+        await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
+        assert len({site.state.digest for site in sites}) == 1
+        np.testing.assert_array_equal(sites[0].state.theta, vector)
+
+    scenario(tmp_path, "abcd", play)
+
+
+def test_of_two_the_other_one_gets_them(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        begin = begin_for(sites, giver=0)
+        sites[0].executor.replica.inputs = np.arange(ELEMENTS, dtype=np.float32)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        assert sites[0].reduced(1) == sites[1].reduced(1)
+
+    scenario(tmp_path, "ab", play)
