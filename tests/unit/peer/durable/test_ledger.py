@@ -54,6 +54,7 @@ def test_what_was_appended_is_read_after_a_restart(tmp_path: Path) -> None:
     assert first.ledger.append(3, b"a promise") == 1
     assert first.ledger.append(4, b"y" * 9000) == 2
     assert first.ledger.synced == 0
+    assert not first.ledger.wants_compaction
     assert first.ledger.sync() == 2 == first.ledger.synced
     assert first.ledger.append(5, b"") == 3  # not synced: a killed process loses nothing
     first.ledger.close()
