@@ -2,14 +2,15 @@
 
 Theory. A home that was restored from an image, or copied, looks whole to itself: it has forgotten
 promises and READY that others have counted. What tells is the *position* of its ledger, the number
-of records that it has ever held, of which a peer names only those that are synced. Everybody keeps
-the highest position that it has heard of each member. To compare when a link comes up is not
-enough: one who remembers would refuse the forgetful peer, and another, who never heard of it since,
-would count it. So a promise carries what its sender remembers of all others, and a candidate counts
-no promise, and takes no value from one, that another promise in hand shows to be forgetful. READY
-that was counted stands in the memory of the coordinator, who is among those whom a promise is asked
-of, or was heard by somebody who is. The coordinator's beat passes its memory on, so that after a
-moment all have it, and so that the forgetful peer hears of it: it comes back as a new incarnation.
+of records that it has ever held: a peer names only those that are synced, and a process that begins
+says how many it has found. Everybody keeps the highest position that it has heard of each member.
+To compare when a link comes up is not enough: one who remembers would refuse the forgetful peer,
+and another, who never heard of it since, would count it. So a promise carries what its sender
+remembers of all others, and a candidate counts no promise, and takes no value from one, that
+another promise in hand shows to be forgetful. READY that was counted stands in the memory of the
+coordinator, who is among those whom a promise is asked of, or was heard by somebody who is. The
+coordinator's beat passes its memory on, so that after a moment all have it, and so that the
+forgetful peer hears of it: it comes back as a new incarnation.
 
 This is a tripwire and no proof. An image that is restored while everybody who has heard more is
 gone is not detected.
@@ -29,19 +30,20 @@ class LedgerPositions:
     """Remember of each member of the view the highest position that its ledger had."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[int, int]] = {}  # incarnation and position
+        self._known: dict[bytes, Remembered] = {}
         self._news: dict[bytes, None] = {}  # of whom the coordinator has yet to tell
 
-    def note(self, peer: bytes, inc: int, position: int) -> None:
+    def note(self, told: Remembered) -> None:
         """Note what a peer says of itself, or somebody else of it."""
-        if position > 0 and (inc, position) > self._known.get(peer, (0, 0)):
-            self._known[peer] = (inc, position)
-            self._news[peer] = None
+        known = self._known.get(told.peer)
+        if told.position > 0 and (known is None or _rank(told) > _rank(known)):
+            self._known[told.peer] = told
+            self._news[told.peer] = None
 
     def note_all(self, told: Iterable[Remembered], view: View) -> None:
         for each in told:
             if view.member(each.peer) is not None:
-                self.note(each.peer, each.inc, each.position)
+                self.note(each)
 
     def enter(self, view: View) -> None:
         """Forget those who are no members any more."""
@@ -51,30 +53,40 @@ class LedgerPositions:
 
     def told(self) -> tuple[Remembered, ...]:
         """Return what to tell others."""
-        return tuple(Remembered(peer, *known) for peer, known in sorted(self._known.items()))
+        return tuple(known for _, known in sorted(self._known.items()))
 
     def news(self) -> tuple[Remembered, ...]:
         """Return some of what the members have not been told yet: a beat is to stay short."""
         some = [*self._news][:NEWS_MAX]
         for peer in some:
             del self._news[peer]
-        return tuple(Remembered(peer, *self._known[peer]) for peer in some)
+        return tuple(self._known[peer] for peer in some)
 
-    def shows_loss(self, peer: bytes, inc: int, position: int) -> bool:
-        """Return whether this incarnation is known to have had a longer ledger."""
-        known_inc, known = self._known.get(peer, (0, 0))
-        return inc == known_inc and position < known
+    def remind(self, peer: bytes) -> None:
+        """Tell all once more what is known of one that does not seem to know it."""
+        if peer in self._known:
+            self._news[peer] = None
+
+    def shows_loss(self, peer: bytes, inc: int, life: int, began: int) -> bool:
+        """Return whether an earlier process is known to have had a longer ledger than this one."""
+        known = self._known.get(peer)
+        return known is not None and _contradicts(known, inc, life, began)
 
 
 def forgetful(promises: Mapping[bytes, Promise]) -> set[bytes]:
     """Return whose promise another one shows to come from a peer that has lost its memory."""
-    longest: dict[tuple[bytes, int], int] = {}
-    for promise in promises.values():
-        for each in promise.remembered:
-            known = longest.get((each.peer, each.inc), 0)
-            longest[each.peer, each.inc] = max(known, each.position)
+    told = [each for promise in promises.values() for each in promise.remembered]
+    said = ((peer, promise.inc, promise.life, promise.began) for peer, promise in promises.items())
     return {
         peer
-        for peer, promise in promises.items()
-        if promise.position < longest.get((peer, promise.inc), 0)
+        for peer, *rest in said
+        if any(each.peer == peer and _contradicts(each, *rest) for each in told)
     }
+
+
+def _contradicts(known: Remembered, inc: int, life: int, began: int) -> bool:
+    return known.inc == inc and known.life < life and known.position > began
+
+
+def _rank(told: Remembered) -> tuple[int, int, int]:
+    return told.inc, told.position, told.life

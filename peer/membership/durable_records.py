@@ -332,23 +332,21 @@ def compacted(records: Iterable[Record], since: int) -> tuple[Record, ...]:
     for record in records:
         ledger.add(record)
     kept: list[Record] = [IncarnationRecord(ledger.inc)]
-    history: dict[int, list[Record]] = {}
-    for (number, after), head in ledger.heads.items():
-        if number > since and ledger.committed.get(number) == after:
-            history.setdefault(number, []).append(head)
-    for number, chain in sorted(ledger.committed.items()):
-        if number >= since:
-            kept += [*history.get(number, ()), CommitRecord(number, chain)]
-    if ledger.view is not None:
-        kept.append(ledger.view)
-        view = ledger.view.view
-        # The view's base may be older than what was committed in it since.
-        kept += [
-            CommitRecord(n, c) for n, c in sorted(ledger.committed.items()) if n > view.base_round
-        ]
+    committed = [CommitRecord(n, c) for n, c in sorted(ledger.committed.items()) if n >= since]
+    kept += (
+        head
+        for (number, after), head in sorted(ledger.heads.items())
+        if number > since and ledger.committed.get(number) == after
+    )
+    view = ledger.view
+    base = view.view.base_round if view is not None else ledger.known[0]
+    kept += (record for record in committed if record.round <= base)
+    if view is not None:
+        kept.append(view)  # which voids commits beyond its base: these follow
+        kept += (record for record in committed if record.round > base)
         if ledger.frozen:
-            kept.append(PromiseRecord(view.lineage, view.number, ledger.promised))
+            kept.append(PromiseRecord(view.view.lineage, view.view.number, ledger.promised))
         if ledger.accepted is not None:
             kept.append(AcceptedRecord(ledger.accepted))
-    kept += [head for _, head in sorted(ledger.ready.items())]
+    kept += (head for _, head in sorted(ledger.ready.items()))
     return tuple(kept)

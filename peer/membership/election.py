@@ -102,8 +102,8 @@ class Election(Electorate):
     def _signed(self, message: Promise | Accepted) -> Any:
         here = self._here
         if isinstance(message, Promise):
-            told = here.positions.told()
-            message = replace(message, position=here.outbox.position, remembered=told)
+            began, told = here.outbox.began, here.positions.told()
+            message = replace(message, life=here.life, began=began, remembered=told)
         return self._signatures.signed(message, here.me.inc)
 
     def recover(self, recovered: Recovered, *, resigned: bool) -> None:

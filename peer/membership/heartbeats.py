@@ -138,6 +138,7 @@ class Heartbeats:
             unlinked=self._here.unlinked(),
             callers=self._callers.lasting(),
             life=self._here.life,
+            began=self._here.outbox.began,
             position=self._here.outbox.durable,
             pending=own.pending,
             resigned=self._here.resigned,

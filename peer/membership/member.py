@@ -380,7 +380,7 @@ class MemberState:
             return None  # who holds nothing has only its vote to give
         run = held.run
         said = Ready(*held.place, run.round, run.attempt, run.root, pending=not held.durable)
-        return replace(said, position=self._outbox.durable)
+        return replace(said, life=self.life)
 
     def on_notice(self, notice: Notice) -> Ready | None:
         """Return our vote for a result that others hold and we need not, or None.

@@ -169,10 +169,14 @@ class Report:
 @message(wire="Remembered")
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Tell the latest position that somebody's ledger is known to have had (forgetting.py)."""
+    """Tell the latest position that somebody's ledger is known to have had (amnesia.py).
+
+    ``life`` is the process that has said so.
+    """
 
     peer: PeerId
     inc: Incarnation
+    life: Lives
     position: Positions
 
 
@@ -185,7 +189,8 @@ class Promise(InView):
     accepted_view: View | None = None
     inc: Incarnation = 0
     sig: Signature = b""
-    position: Positions = 0  # of the sender's ledger, all of it synced
+    life: Lives = 0
+    began: Positions = 0  # how long the sender's ledger was when its process began
     remembered: Annotated[tuple[Remembered, ...], Within(0, MEMBERS_MAX)] = ()
 
 
@@ -316,7 +321,8 @@ class Heartbeat(InView):
     unlinked: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
     callers: Annotated[tuple[PeerId, ...], Within(0, CALLERS_MAX)] = ()  # see callers.py
     life: Lives = 0  # of the process
-    position: Positions = 0  # of its ledger, all of it synced
+    began: Positions = 0  # how long its ledger was when that began ...
+    position: Positions = 0  # ... and is now, all of it synced
     pending: bool = False  # the result with a root in `runs` is not on its disk yet
     resigned: bool = False  # it coordinated the view in an earlier life, and does no more
     lag_s: float = 0.0  # how late its event loop was lately (failure_detector.py)
@@ -443,7 +449,7 @@ class Ready(InView):
     attempt: Attempts
     root: Digest
     pending: bool = False  # not on its disk yet: no vote
-    position: Positions = 0  # of the sender's ledger
+    life: Lives = 0
 
 
 @message(wire="Notice")

@@ -353,7 +353,7 @@ class Node:
         if here.view is None or not here.outbox.is_on:
             return
         here.positions.note_all(told, here.view)
-        if here.positions.shows_loss(here.me.peer, here.me.inc, here.outbox.position):
+        if here.positions.shows_loss(here.me.peer, here.me.inc, here.life, here.outbox.began):
             self._forgot("others have heard more of this peer than its ledger remembers")
 
     def _forgot(self, why: str) -> None:
@@ -773,19 +773,18 @@ class Node:
     def _on_heartbeat(self, source: bytes, beat: ms.Heartbeat) -> None:
         here, lead = self._here, self.coordinator
         if here.view is not None and here.view.member(source) is not None:
-            if here.positions.shows_loss(source, beat.inc, beat.position):
-                return  # it will hear that from us
-            here.positions.note(source, beat.inc, beat.position)
+            if here.positions.shows_loss(source, beat.inc, beat.life, beat.began):
+                here.positions.remind(source)
+                return  # it will hear that from the coordinator
+            here.positions.note(ms.Remembered(source, beat.inc, beat.life, beat.position))
         if beat.resigned and self._is_coordinator(source) and self.election is not None:
             self.election.coordinator_resigned()
         if lead is not None:
             lead.on_heartbeat(source, beat, here.now_s)
 
     def _on_ready(self, source: bytes, ready: ms.Ready) -> None:
-        member = self._here.view.member(source) if self._here.view else None
-        if member is None or self.coordinator is None:
-            return
-        if not self._here.positions.shows_loss(source, member.inc, ready.position):
+        """Count a READY; that of a new process only when its heartbeat has shown what it knows."""
+        if self.coordinator is not None and ready.life <= self.coordinator.roster.life(source):
             self.coordinator.on_ready(source, ready)
 
     def _tell_lead(self, act: Callable[[Coordinator], object]) -> None:

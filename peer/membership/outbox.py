@@ -27,7 +27,8 @@ class Outbox:
     def __init__(self, position: int | None = None) -> None:
         """Go on from the last record of a ledger; None: there is none."""
         self.is_on = position is not None
-        self.position = position or 0  # of the last record that was written ...
+        self.began = position or 0  # what the ledger had when the process began
+        self.position = self.began  # of the last record that was written ...
         self.durable = self.position  # ... and of the last one that is synced
         self._last: dict[type, int] = {}  # kind -> position of the last record that must be synced
         self._ready: dict[int, Record] = {}  # position -> record whose sync somebody waits for
@@ -67,7 +68,7 @@ class Outbox:
     def fail(self) -> None:
         """Go on without a ledger: what waits for it never leaves."""
         self.is_on = False
-        self.position = self.durable = 0
+        self.began = self.position = self.durable = 0
         self._last.clear()
         self._ready.clear()
         self._waiting.clear()

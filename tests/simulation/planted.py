@@ -16,6 +16,7 @@ class Mutant:
     before: str
     after: str
     test: str = ""  # file::name below tests/, if seeds are not to be relied on
+    seed: int | None = None  # of runs with durable homes (durable.py) that finds it
 
 
 MUTANTS: tuple[Mutant, ...] = (

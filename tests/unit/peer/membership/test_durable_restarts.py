@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from harness.cluster import Cluster, peer_id
+from harness.cluster import LINEAGE, Cluster, peer_id
 
-from atoll.peer.membership.view import Rules
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.consensus import Acceptor
+from atoll.peer.membership.durable_records import IncarnationRecord, ReadyRecord, recovered
+from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.node import Node
+from atoll.peer.membership.outbox import Outbox
+from atoll.peer.membership.view import Ballot, Member, Rules, View
 
 NAMES = "abcde"
 
@@ -91,3 +99,160 @@ def test_a_restarted_coordinator_resigns() -> None:
     assert later is not None
     assert later.number == view.number + 1
     assert later.coordinator != peer_id("a")
+
+
+# ---------------------------------------------------------------- homes that forget
+
+
+def test_a_restored_image_loses_no_round() -> None:
+    """c's READY went to a, which dies; c comes back from an image taken before. b, which has only
+    heard how long c's ledger was, does not count what c says."""
+    cluster = formed("abc")
+    image = cluster.homes["c"].image()
+    cluster.data_cut |= {frozenset((peer_id("b"), peer_id(name))) for name in "ac"}
+    before = cluster.committed
+    cluster.until(lambda: cluster.committed > before + 2, limit_s=30.0)
+    cluster.run(0.5)
+    cluster.kill("a")
+    cluster.kill("c")
+    cluster.homes["c"] = image
+    cluster.data_cut.clear()
+    cluster.restart("c")
+    cluster.run(6.0)
+    assert cluster.host("b").round <= before + 1
+    cluster.restart("a")
+    assert cluster.until_round("ab", limit_s=20.0) < 15.0
+    cluster.until(lambda: cluster.in_one_view("abc"), limit_s=20.0)
+    assert "amnesia" in cluster.host("c").notes
+
+
+def test_who_comes_back_with_an_older_home_is_no_voter() -> None:
+    cluster = formed("abc")
+    image = cluster.homes["c"].image()
+    cluster.until_round("abc", 3)
+    cluster.kill("c")
+    cluster.homes["c"] = image
+    cluster.restart("c")
+    cluster.until(lambda: cluster.host("c").node.me.inc == 2, limit_s=5.0)
+    assert cluster.until_round("abc") < 5.0
+    assert "amnesia" in cluster.host("c").notes
+
+
+def test_who_cannot_write_comes_back_as_somebody_new() -> None:
+    cluster = formed("abc")
+    cluster.homes["b"].fails = True
+    cluster.until(lambda: cluster.host("b").node.me.inc == 2, limit_s=5.0)
+    assert cluster.until_round("abc") < 5.0
+    assert cluster.in_one_view("abc")
+
+
+def test_nobody_joins_under_a_number_that_its_disk_may_forget() -> None:
+    node = Node(Member(peer_id("d"), 7, address="d:1"), life=1, recovered=recovered((), 0))
+    said = node.handle(ev.LinkUp(peer_id("a")), 1.0)
+    written = [effect for effect in said if isinstance(effect, ev.Persist)]
+    assert [effect.record for effect in written] == [IncarnationRecord(7)]
+    assert not any(isinstance(effect, ev.Send) for effect in said)
+    said = node.handle(ev.Durable(written[0].position), 1.1)
+    assert [type(e.message) for e in said if isinstance(e, ev.Send)] == [ms.Join]
+
+
+# ---------------------------------------------------------------- what waits for a disk
+
+
+def test_a_report_names_no_ready_that_is_not_on_the_disk() -> None:
+    effects: list[ev.Effect] = []
+    me = Member(peer_id("a"), 1)
+    own = MemberState(me, effects.append, Outbox(0))
+    own.on_install(View(LINEAGE, 1, (me,), me.peer, 3, b"3" * 32))
+    own.move_to(3, b"3" * 32)
+    own.on_begin(ms.Begin(LINEAGE, 1, 4, 1, ms.STEP, (me.peer,), (1.0,)))
+    said = own.on_reduced(4, 1, b"r" * 32)
+    assert said is not None
+    assert said.pending
+    assert own.pending
+    assert own.report().runs == ()
+    (record,) = [
+        e.record for e in effects if isinstance(e, ev.Persist) and isinstance(e.record, ReadyRecord)
+    ]
+    said = own.on_durable(record)
+    assert said is not None
+    assert not said.pending
+    assert [run.round for run in own.report().runs] == [4]
+
+
+@pytest.mark.parametrize("slow", "ab")
+def test_one_slow_disk_delays_nobody(slow: str) -> None:
+    cluster = formed("abc")
+    usual_s = cluster.until_round("abc", 5)
+    cluster.homes[slow].sync_s = 10.0
+    assert cluster.until_round("abc", 5) < 2 * usual_s
+
+
+def test_a_second_value_at_one_ballot_is_refused() -> None:
+    said: list[ev.Effect] = []
+    members = tuple(Member(peer_id(name), 1) for name in "abc")
+    view = View(LINEAGE, 1, members, members[0].peer, 3, b"3" * 32)
+    one, other = (replace(view, number=2, base_round=r, base_chain=b"c" * 32) for r in (3, 4))
+    acceptor = Acceptor(view, said.append)
+    ballot = Ballot(2, peer_id("b"), 1)
+    acceptor.on_accept(ms.Accept(LINEAGE, 1, ballot, one))
+    said.clear()
+    acceptor.on_accept(ms.Accept(LINEAGE, 1, ballot, other))
+    assert not said
+    acceptor.on_accept(ms.Accept(LINEAGE, 1, replace(ballot, life=2), other))
+    assert said
+
+
+def test_ballots_of_two_lives_differ() -> None:
+    cluster = formed("abc")
+    cluster.kill("b")
+    cluster.restart("b")
+    cluster.until_round("abc")
+    cluster.kill("a")
+    standing = cluster.host("b").node
+    cluster.until(lambda: standing.election is not None and standing.election.candidate is not None)
+    assert standing.election is not None
+    assert standing.election.candidate is not None
+    assert standing.election.candidate.ballot.life == cluster.host("b").life == 2
+
+
+# ---------------------------------------------------------------- attempts and forks
+
+
+def test_a_fast_restart_ends_the_attempt_as_a_death_would() -> None:
+    """It is back before anybody has missed it, and has other inputs."""
+    cluster = formed("abc")
+    cluster.chunk_s = 0.5
+    node = cluster.host("a").node
+    cluster.until(lambda: "b" in busy(cluster))
+    assert node.coordinator is not None
+    attempt = max(a.begin.attempt for a in node.coordinator.attempts.values())
+    cluster.kill("b")
+    cluster.restart("b")
+
+    def begun_again() -> bool:
+        lead = node.coordinator
+        return lead is not None and any(
+            a.begin.attempt > attempt and peer_id("b") not in a.begin.participants
+            for a in lead.attempts.values()
+        )
+
+    assert cluster.until(begun_again) < 1.0
+    assert cluster.until_round("abc") < 10.0
+
+
+def busy(cluster: Cluster) -> str:
+    return "".join(host.name for host in cluster.living() if host.reducing is not None)
+
+
+def test_who_was_restarted_does_not_go_on_alone() -> None:
+    """After a power cut two machines are back seconds apart; one of them waits for the other."""
+    cluster = formed("ab", policy="any")
+    for name in "ab":
+        cluster.kill(name)
+    cluster.restart("b")
+    cluster.run(20.0)
+    assert not any(view.fork for view in cluster.checker.views.values())
+    cluster.restart("a")
+    assert cluster.until_round("ab") < 5.0
+    assert not any(view.fork for view in cluster.checker.views.values())
