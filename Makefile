@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits replay shrink \
         traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-        bench-robust bench-reachable clean
+        bench-robust bench-reachable bench-starved bench-first-state clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -43,6 +43,8 @@ help:
 	@echo "             ARGS=--quick: a few of them, about two minutes"
 	@echo "make bench-reachable   rounds, bytes and joining of peers that can only dial out, beside others, in a"
 	@echo "             lab (needs root); half an hour; ARGS=\"--times 1 --mib 4\": a first look"
+	@echo "make bench-starved   a run on a core that others keep busy: elections, broken attempts, CPU time"
+	@echo "make bench-first-state   what each host sends until all have the first parameters (needs root)"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
@@ -136,6 +138,14 @@ bench-robust: $(STAMP)
 # As root, on an idle machine. ARGS="--only join --join-parameters 100e6": 800 MB of state, 8 GB of memory.
 bench-reachable: $(STAMP)
 	$(BIN)/python tests/benchmarks/reachable.py $(ARGS)
+
+# ARGS="--parameters 100e6 --burners 12": 15 GB of memory. Daemons, trainers and burners share core 1.
+bench-starved: $(STAMP)
+	$(BIN)/python tests/benchmarks/starved.py $(ARGS)
+
+# As root: it makes a network of four hosts at 50 Mbit/s.
+bench-first-state: $(STAMP)
+	$(BIN)/python tests/benchmarks/first_state.py $(ARGS)
 
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation

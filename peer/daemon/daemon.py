@@ -381,20 +381,17 @@ class Daemon:
 
     def _effect_table(self) -> dict[type, Callable[[Any], object]]:
         """Return what carries out each effect of the membership machine."""
-        return (
-            self.executor.handlers()
-            | {
-                ev.Send: lambda e: self.host.send(e.peer, e.message),
-                ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
-                ev.AskKernel: lambda e: self._ask_kernel(e.peer),
-                ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
-                ev.Installed: lambda e: self._on_installed(e.view),
-                ev.Renew: lambda e: self.spawn(self._renew()),
-                ev.Left: lambda e: self.spawn(self._on_left()),
-                ev.Note: lambda e: self._on_note(e),
-            }
-            | (self.parts.durability.handlers() if self.parts.durability is not None else {})
-        )
+        return self.executor.handlers() | {
+            ev.Send: lambda e: self.host.send(e.peer, e.message),
+            ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
+            ev.AskKernel: lambda e: self._ask_kernel(e.peer),
+            ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
+            ev.Installed: lambda e: self._on_installed(e.view),
+            ev.Renew: lambda e: self.spawn(self._renew()),
+            ev.Persist: lambda e: self._persist(e),
+            ev.Left: lambda e: self.spawn(self._on_left()),
+            ev.Note: lambda e: self._on_note(e),
+        }
 
     def _message_table(self) -> dict[str, Callable[[bytes, Any], None]]:
         """Return who takes each message of another peer, by its name on the wire."""
@@ -585,6 +582,10 @@ class Daemon:
         for peer in self.host.link_peers():
             self.host.drop(peer, "joining again as a new incarnation")
         self.feed(ev.Incarnated(self._inc))
+
+    def _persist(self, effect: ev.Persist) -> None:
+        assert self.parts.durability is not None, "a machine without a ledger has no records"
+        self.parts.durability.persist(effect)
 
     async def _on_left(self) -> None:
         """End the daemon, and forget the addresses of a run that ended with this peer.

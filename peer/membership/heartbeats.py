@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from atoll.collectives.units import duration
 from atoll.peer.membership.callers import Callers
 from atoll.peer.membership.consensus import Acceptor
 from atoll.peer.membership.coordinator import Coordinator
 from atoll.peer.membership.election import Election
-from atoll.peer.membership.events import Send
+from atoll.peer.membership.events import Note, Send
+from atoll.peer.membership.failure_detector import LAGS_IN_LIMIT, LIMIT_MAX_S
 from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
@@ -49,6 +51,7 @@ class Heartbeats:
         self.left_out = ""  # who takes no part in them, and why
         self._asked_trainers = (0, 0.0)  # what rounds are to need, until when that is repeated
         self._objects = ObjectSender()
+        self._late = False  # by so much that the others wait longer
 
     def soon(self) -> None:
         """Let the next heartbeat go at once: somebody waits for what has just changed."""
@@ -72,6 +75,7 @@ class Heartbeats:
         if here.now_s < self.next_s:
             return
         self.next_s = here.now_s + here.timing.heartbeat_s
+        self._note_lag(here.lag_s())
         if here.view is None:
             announcer = self._joining.announcer
             if here.phase is Phase.LEARNER and announcer in here.linked:
@@ -86,6 +90,15 @@ class Heartbeats:
             lead.admission.announce(here.now_s)
         elif here.view.number > 0:
             self._to_coordinator(here.view, election)
+
+    def _note_lag(self, lag_s: float) -> None:
+        """Note once, each time, that this machine is so busy that others are to wait longer."""
+        limit_s = min(LAGS_IN_LIMIT * lag_s, LIMIT_MAX_S)
+        late = limit_s > self._here.timing.failure_s
+        if late and not self._late:
+            text = f"this machine is busy: the daemon was {duration(lag_s)} late more than once"
+            self._here.emit(Note("late", f"{text}, and the others wait {duration(limit_s)} for it"))
+        self._late = late
 
     def _to_coordinator(self, view: View, election: Election | None) -> None:
         here, own = self._here, self._own

@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import DiskError
@@ -52,10 +51,6 @@ class Durability:
         self._said_full = False
         self._took_s = 0.0  # from a READY's record until it and its R were on the disk
 
-    def handlers(self) -> dict[type, Callable[[Any], object]]:
-        """Return what carries out each effect about records."""
-        return {ev.Persist: self._persist}
-
     @property
     def keeps_rounds(self) -> bool:
         return self._rounds is not None
@@ -82,7 +77,8 @@ class Durability:
     def close(self) -> None:
         self._ledger.close()
 
-    def _persist(self, effect: ev.Persist) -> None:
+    def persist(self, effect: ev.Persist) -> None:
+        """Write a record; tell the machine when it is synced, if it is to be."""
         if self._failed:
             return
         record = effect.record

@@ -84,6 +84,9 @@ COMMANDS = {
     "audit": Command("audit.py --mbit 50 --rtt-ms 20 --rounds 6", "--times 3"),
     "audit-loopback": Command("audit.py --rounds 6", "--times 3"),
     "reachable": Command("reachable.py --hosts 4 --mbit 100 --rtt-ms 50", "--times 3"),
+    "first-state": Command(
+        "first_state.py --hosts 4 --mbit 50 --rtt-ms 20 --parameters 10e6", "--times 3"
+    ),
     "join": Command("join.py --mib 1024 --mbit 200 --slow 20 --inner 60", "--rounds 5"),
 }
 
@@ -223,6 +226,14 @@ ROWS = (
         "audits, loopback, 8 peers share the cores", "audit-loopback", "loopback/longer", "<= 10 %"
     ),
     Row("... more bytes", "audit-loopback", "loopback/more_bytes", "<= 1 %"),
+    # that of issue 20
+    Row(
+        "first state, 4 hosts: over state / downlink",
+        "first-state",
+        "first_state/over_ideal",
+        "<= 1.3 x",
+    ),
+    Row("... most sent, of the mean", "first-state", "first_state/most_over_mean", "<= 1.1 x"),
     # that of issue 19
     Row(
         "one outbound of four: rounds, of all reachable",

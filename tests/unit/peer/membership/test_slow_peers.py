@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from harness.cluster import Cluster, peer_id
 
+from atoll.peer.membership.failure_detector import PEAK_WINDOW_S
+
 NAMES = "abcd"
 
 
@@ -83,3 +85,12 @@ def test_a_machine_that_goes_while_it_was_starved_is_out_within_ten_seconds() ->
     cluster.isolate("d")
     cluster.until(lambda: view_of(cluster, "a") == "abc", limit_s=10.0)
     cluster.until_round("abc", limit_s=1.0)
+
+
+def test_who_is_late_says_so_once() -> None:
+    cluster = running()
+    starve(cluster, "d", away_s=1.5, for_s=20.0)
+    assert cluster.noted("late") == ["d"]
+    cluster.run(PEAK_WINDOW_S)
+    starve(cluster, "d", away_s=1.5, for_s=5.0)
+    assert cluster.noted("late") == ["d", "d"]
