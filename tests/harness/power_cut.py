@@ -158,9 +158,13 @@ class PoweredFleet(Fleet):
     def cut(self, names: str, seed: int) -> dict[str, int]:
         """All of these die at once, and lose what they had not synced; the daemons' ports."""
         ports = self.power_cut(names)
+        self.lose(names, seed)
+        return ports
+
+    def lose(self, names: str, seed: int) -> None:
+        """The homes of these, which are dead, lose what they had not synced."""
         for name in names:
             self._supplies[name].cut(seed * len(names) + names.index(name))
-        return ports
 
 
 class _History:

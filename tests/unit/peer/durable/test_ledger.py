@@ -134,7 +134,7 @@ def test_one_good_copy_of_two_is_enough(record: int) -> None:
         flip(disk, half + BLOCKS[record] * BLOCK_BYTES + 60)
         found = opened(disk)
         assert (found.verdict, payloads(found)) == (LedgerVerdict.MENDED, list(TEXTS))
-        assert "one good copy of two" in found.text
+        assert "lost one of two copies in 1 place" in found.text
         found.ledger.close()
         assert opened(disk).verdict is LedgerVerdict.WHOLE  # there are two again
 
