@@ -332,9 +332,13 @@ class Daemon:
             ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
             ev.Renew: lambda e: self.spawn(self._renew()),
+            ev.Persist: self._persist,
             ev.Left: lambda e: self.spawn(self._on_left()),
             ev.Note: lambda e: self._on_note(e),
         }
+
+    def _persist(self, effect: ev.Persist) -> None:
+        """Do nothing: a node that was made without a ledger asks for no record."""
 
     def _message_table(self) -> dict[str, Callable[[bytes, Any], None]]:
         """Return who takes each message of another peer, by its name on the wire."""
