@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from harness.disks import Disk
-from harness.host import Host
+from harness.host import Host, Trap
 
 from atoll.peer.membership.view import View, is_quorum
 from simulation.arena import Arena
@@ -119,6 +119,11 @@ class DurableFaults(Faults):
         for host in hosts:
             wait = Fault(0.0, "back", host.name, float(back[host.name]))
             self._undo(wait, partial(self._restart, host))
+
+    def _sprung(self, host: Host, trap: Trap) -> None:
+        """Half of the traps are power cuts."""
+        host.off = self.arena.disk_dice.random() < 0.5
+        super()._sprung(host, trap)
 
     def _slow_disk(self, fault: Fault) -> None:
         for host in self._hosts(fault):
