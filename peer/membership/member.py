@@ -146,6 +146,7 @@ class MemberState:
         if self.round == 0:
             self.chain = view.base_chain if view.base_round == 0 else genesis_chain(view.lineage)
         self.known = recovered.known
+        self.completed = CompletedRounds(view)
         self.unsynced = recovered.known[0] > self.round
         for head in recovered.ready:
             here = head.run.round not in recovered.missing

@@ -331,6 +331,9 @@ class Node:
         self.election.recover(recovered, resigned=here.resigned)
         text = f"back in view {view.number} of {len(view.members)}, at round {own.round}"
         here.emit(ev.Note("recovered", text))
+        if founding is not None:
+            self._call_founders(view)
+            return
         here.emit(ev.Installed(view))
         self.syncing.aim(*recovered.known, view, anew=True)
 
@@ -469,10 +472,14 @@ class Node:
         self._go(Trigger.FOLLOWED)
         if own.round == 0:
             own.chain = genesis_chain(bootstrap_view.lineage)
+        self._call_founders(bootstrap_view)
+        self.election = Election(here, own, self.signatures, bootstrap_view, self.bootstrap)
+
+    def _call_founders(self, bootstrap_view: View) -> None:
+        here = self._here
         for member in bootstrap_view.members:
             if member.peer not in here.linked and member.peer != here.me.peer:
                 here.emit(ev.Connect(member.peer, member.address))
-        self.election = Election(here, own, self.signatures, bootstrap_view, self.bootstrap)
 
     def _excluded(self, install: ms.Install) -> None:
         """Come back as a new incarnation, or be gone: the others go on without this one.

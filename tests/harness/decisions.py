@@ -47,6 +47,7 @@ class Decisions:
         self.committed: set[tuple[bytes, int, bytes]] = set()  # lineage, round, chain
         self._votes: dict[Place, dict[tuple[Ballot, View], set[tuple[bytes, int]]]] = {}
         self._promised: dict[tuple[Place, Ballot], set[bytes]] = {}
+        self._attempts: dict[tuple[bytes, int, int], ms.Begin] = {}
         self._highest: dict[object, Ballot] = {}  # that anybody has promised in a view
         self._accepted: dict[object, tuple[Ballot, View]] = {}
         self._cradles: dict[bytes, View] = {}
@@ -104,6 +105,9 @@ class Decisions:
             place = (message.lineage, message.view), message.ballot
             self._promised.setdefault(place, set()).add(host.peer)
             key = (message.lineage, message.view, host.memory)
+            before, _ = self._accepted.get(key, (None, None))
+            forgets = before is not None and (message.accepted_ballot or Ballot()) < before
+            assert not forgets, f"invariant 1: {host.name} promises without its vote"
             self._highest[key] = max(self._highest.get(key, Ballot()), message.ballot)
         elif kind is ms.Prepare:
             self._asked_s.setdefault((host, (message.lineage, message.view)), host.node.now_s)
@@ -170,8 +174,12 @@ class Decisions:
             self._met[host] = view.lineage, host.node.now_s
 
     def _begins_round(self, host: Host, begin: ms.Begin) -> None:
-        """Not beside another lineage, if these are to halt; repetitions do not count."""
+        """One round under one number, whoever coordinates; repetitions do not count. Not beside
+        another lineage, if these are to halt."""
         place = begin.lineage, begin.view
+        known = self._attempts.setdefault((*place, begin.attempt), begin)
+        text = f"invariant 2: {host.name} begins attempt {begin.attempt} twice, as {begin.round}"
+        assert known == begin, text
         if self._begun.get(host, (place, 0)) >= (place, begin.attempt) and host in self._begun:
             return
         self._begun[host] = place, begin.attempt

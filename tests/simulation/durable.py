@@ -3,7 +3,8 @@
 What must hold beside the invariants of all runs: a run goes on as long as a majority of the last
 view's homes remembers what it has said, whoever comes back first; nothing that was committed is
 lost, nobody votes twice, and no view is flagged. Homes are slow, lose what was not synced, lose a
-file, fail, vanish, or are put back to what they were a while ago.
+file, fail, or vanish. A home that is put back to what it was is noticed if one who has heard more
+takes part in the election: of that there are scripts (test_durable_restarts.py).
 
     python -m simulation.durable A..B      # seeds; --seed N: one, with its trace
 """
@@ -17,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 
 from harness.disks import Disk
-from harness.host import Host
+from harness.host import Host, Trap
 
 from atoll.peer.membership.view import View, is_quorum
 from simulation.arena import Arena
@@ -89,7 +90,7 @@ def durable_script(options: Options) -> list[Fault]:
             detail = f"{luck.choice(TRAPS)} {count} {side}"
             trap_s = round(max(0.0, at_s - luck.choice((0.0, 0.3))), 3)
             script.append(Fault(trap_s, "failpoint", who, round(luck.uniform(0.0, 2.0), 3), detail))
-    for kind in ("slow_disk", "disk_fails", "disk_lost", "image", "damage"):
+    for kind in ("slow_disk", "disk_fails", "disk_lost", "damage"):
         if luck.random() < 0.12:
             at_s = round(luck.uniform(0.0, 0.7) * options.faulty_s, 3)
             lasts_s = round(luck.uniform(0.3, 4.0), 3)
@@ -102,9 +103,7 @@ class DurableFaults(Faults):
 
     def __init__(self, arena: Arena, script: list[Fault]) -> None:
         super().__init__(arena, script)
-        self.images: dict[str, Disk] = {}
         self.damaged: set[str] = set()
-        self.forgetful: set[str] = set()  # put back to what they were
 
     def _can_die(self, host: Host) -> bool:
         return host.alive
@@ -121,14 +120,10 @@ class DurableFaults(Faults):
             wait = Fault(0.0, "back", host.name, float(back[host.name]))
             self._undo(wait, partial(self._restart, host))
 
-    def _restart(self, host: Host, how: str = "up") -> None:
-        image = self.images.pop(host.name, None)
-        if image is not None and not host.alive and self.arena.hosts[host.peer] is host:
-            if image.position < self.arena.homes[host.name].position:
-                self.forgetful.add(host.name)
-            self.arena.homes[host.name] = image
-            self.arena.seen["restored image"] += 1
-        super()._restart(host, how)
+    def _sprung(self, host: Host, trap: Trap) -> None:
+        """Half of the traps are power cuts."""
+        host.off = self.arena.disk_dice.random() < 0.5
+        super()._sprung(host, trap)
 
     def _slow_disk(self, fault: Fault) -> None:
         for host in self._hosts(fault):
@@ -149,21 +144,12 @@ class DurableFaults(Faults):
                 self.arena.homes[host.name] = Disk(self.arena.homes[host.name].sync_s)
                 self._undo(fault, lambda h=host: self._restart(h))
 
-    def _image(self, fault: Fault) -> None:
-        """What is on the disk now is put in its place when the process dies the next time."""
-        for host in self._hosts(fault):
-            disk = self.arena.homes[host.name]
-            kept = disk.image()
-            kept.records = [each for each in kept.records if each[0] <= disk.synced]
-            self.images[host.name] = kept
-
     def _damage(self, fault: Fault) -> None:
         for host in self._hosts(fault):
             self.damaged.add(host.name)
             self.arena.homes[host.name].damage(self.arena.disk_dice)
 
     def heal(self) -> None:
-        self.images.clear()
         super().heal()
         for disk in self.arena.homes.values():
             disk.sync_s, disk.fails = min(disk.sync_s, SYNCS_S[-1]), False
@@ -181,7 +167,7 @@ def prospect(arena: Arena, faults: DurableFaults) -> str:
         return "founded twice"
     bound = {*last, *_accepted(arena, last[0])}
     for view in bound:
-        remember = [m.peer for m in view.members if _remembers(arena, faults, m.peer, m.inc)]
+        remember = [m.peer for m in view.members if _remembers(arena, m.peer, m.inc)]
         if not is_quorum(view, remember):
             return "too few homes remember"
     return "files damaged" if faults.damaged else ""
@@ -200,10 +186,8 @@ def _accepted(arena: Arena, view: View) -> set[View]:
     return found
 
 
-def _remembers(arena: Arena, faults: DurableFaults, peer: bytes, inc: int) -> bool:
+def _remembers(arena: Arena, peer: bytes, inc: int) -> bool:
     host = arena.hosts[peer]
-    if host.name in faults.forgetful and inc == 1:
-        return False
     if host.alive:
         return host.node.me.inc == inc and host.node._here.outbox.is_on
     return arena.homes[host.name].incarnation() == inc

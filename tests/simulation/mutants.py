@@ -5,6 +5,7 @@ imported, in a process of its own. A fault counts as caught when a seed fails or
 does. A change that no longer fits its source is an error: then the mutant must be written anew.
 
     python -m simulation.mutants NAME A..B     # seeds with that fault planted
+    python -m simulation.mutants NAME --durable A..B   # ... of runs with durable homes
     python -m simulation.mutants NAME --test   # its directed test
 """
 
@@ -21,18 +22,20 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from simulation.planted import MUTANTS, Mutant
+from simulation.planted_durable import DURABLE
 
-__all__ = ["CHEAP_SEEDS", "caught", "first_failure", "gate", "plant"]
+__all__ = ["ALL", "CHEAP_SEEDS", "caught", "first_failure", "gate", "plant"]
 
 SEEDS_MAX = 5_000
 CHEAP_SEEDS = 200
 STEPS = (25, 100, 200, 500, 1_000, 2_000, SEEDS_MAX)
 TESTS = Path(__file__).parents[1]
+ALL = (*MUTANTS, *DURABLE)
 
 
 def plant(name: str) -> None:
     """From now on this process imports the mutated module. Before atoll.peer is imported."""
-    mutant = next(m for m in MUTANTS if m.name == name)
+    mutant = next(m for m in ALL if m.name == name)
     target = f"atoll.peer.membership.{mutant.module}"
     assert target not in sys.modules, f"{target} was imported before the fault was planted"
     sys.meta_path.insert(0, _Finder(target, mutant))
@@ -83,9 +86,10 @@ def first_failure(name: str, first: int, end: int) -> str:
     return ""
 
 
-def _first_of(name: str, first: int, end: int) -> str:
+def _first_of(name: str, first: int, end: int, durable: bool = False) -> str:
+    how = ["--durable"] if durable else []
     done = subprocess.run(
-        [sys.executable, "-m", "simulation.mutants", name, f"{first}..{end}"],
+        [sys.executable, "-m", "simulation.mutants", name, *how, f"{first}..{end}"],
         capture_output=True,
         text=True,
         check=False,
@@ -106,6 +110,10 @@ def caught(mutant: Mutant) -> tuple[Mutant, str]:
         )
         assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
         return mutant, f"test {mutant.test}" if done.returncode == 1 else ""
+    if mutant.seed is not None:
+        found = _first_of(mutant.name, mutant.seed, mutant.seed + 1, durable=True)
+        well = not _first_of("", mutant.seed, mutant.seed + 1, durable=True)
+        return mutant, f"durable seed {found}" if found and well else ""
     first = 0
     for end in STEPS:  # the cheap ones are found soon
         found = first_failure(mutant.name, first, end)
@@ -119,26 +127,28 @@ def gate(jobs: int) -> int:
     """The table; 1 if a planted fault was not caught."""
     missed = 0
     with ThreadPoolExecutor(jobs) as pool:
-        for mutant, how in pool.map(caught, MUTANTS):
+        for mutant, how in pool.map(caught, ALL):
             missed += not how
             print(f"{mutant.name:28} {how or 'NOT CAUGHT'}", flush=True)
     return bool(missed)
 
 
 def _main() -> int:
-    name, what = sys.argv[1:3]
+    name, what = sys.argv[1], sys.argv[-1]
     if name:
         plant(name)
     if what == "--test":
         import pytest
 
-        test = next(m.test for m in MUTANTS if m.name == name)
+        test = next(m.test for m in ALL if m.name == name)
         return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", str(TESTS / test)]))
+    from simulation.durable import run_durable
     from simulation.run import run_seed
 
+    run = run_durable if "--durable" in sys.argv else run_seed
     first, end = map(int, what.split(".."))
     for seed in range(first, end):
-        outcome = run_seed(seed)
+        outcome = run(seed)
         if outcome.failure:
             print(seed, outcome.failure[:120])
             break

@@ -50,8 +50,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "minimum base",
         "consensus",
-        "= max((report.round, report.chain) for",
-        "= min((report.round, report.chain) for",
+        "= max(committed_of(report) for",
+        "= min(committed_of(report) for",
     ),
     Mutant(
         "base of the oldest attempt",
@@ -97,8 +97,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an old incarnation stays",
         "election",
-        "return here.refused | self.outlived | silent",
-        "return here.refused | silent",
+        "return ended | self.outlived | silent",
+        "return ended | silent",
         test=UNIT + "keeping_members.py::test_who_is_back_as_a_new_incarnation_does_not_stay",
     ),
     Mutant("half quorum", "view", "return 2 * present > len", "return 2 * present >= len"),

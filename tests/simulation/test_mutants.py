@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import atoll.peer.membership
-from simulation.mutants import CHEAP_SEEDS, caught, first_failure
+from simulation.mutants import ALL, CHEAP_SEEDS, caught, first_failure
 from simulation.planted import CHEAP, MUTANTS
 
 GROUP = Path(next(iter(atoll.peer.membership.__path__)))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_the_fault_fits_its_source(mutant) -> None:  # type: ignore[no-untyped-def]
     assert (GROUP / f"{mutant.module}.py").read_text("utf-8").count(mutant.before) == 1
 
@@ -28,7 +28,9 @@ def test_a_cheap_mutant_is_caught(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.test], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [m for m in ALL if m.test or m.seed is not None], ids=lambda mutant: mutant.name
+)
 def test_a_directed_test_fails_with_its_fault(mutant) -> None:  # type: ignore[no-untyped-def]
     assert caught(mutant)[1]
 

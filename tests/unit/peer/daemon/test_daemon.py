@@ -104,9 +104,10 @@ ELSEWHERE = """
 """
 PARTS_OF_MESSAGES = """
     Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
-    Newcomer Operation Origin Proof ReachAnswer ReachAt Replayed Report Resultant Reveal Rules Run
-    Shown Statement Terms Verdict View Vote Withholding
+    Newcomer Operation Origin Proof ReachAnswer ReachAt Remembered Replayed Report Resultant Reveal
+    Rules Run Shown Statement Terms Verdict View Vote Withholding
 """
+RECORDS = "LedgerCommit LedgerLife LedgerPromise LedgerReady LedgerView LedgerVote"  # on disks
 
 
 def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_every_control_message_has_one_handler(tmp_path: Path) -> None:
         ours = {n: kind for n, kind in registered().items() if kind.__module__.startswith("atoll.")}
         untaken = ours.keys() - table.keys()
         assert table["ResultHead"] == daemon.executor.fetcher.on_head
-        assert untaken == {*ELSEWHERE.split(), *PARTS_OF_MESSAGES.split()}
+        assert untaken == {*ELSEWHERE.split(), *PARTS_OF_MESSAGES.split(), *RECORDS.split()}
 
     with_daemon(tmp_path / "a", look)
 

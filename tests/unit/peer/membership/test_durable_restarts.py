@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 from harness.cluster import LINEAGE, Cluster, peer_id
+from harness.grids import rest_is_slow
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
@@ -76,15 +77,27 @@ def test_all_at_once_in_any_order_and_only_joiners_come_back(seed: int, is_power
     assert view.lineage == cluster.checker.latest.lineage
 
 
-@pytest.mark.parametrize("dead", ["".join(c) for n in range(1, 6) for c in combinations(NAMES, n)])
-def test_every_subset_may_be_restarted(dead: str) -> None:
+SUBSETS = ["".join(chosen) for n in range(1, 6) for chosen in combinations(NAMES, n)]
+AWAY_S = (0.0, 3.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("away_s", "dead"), rest_is_slow([(s, dead) for s in AWAY_S for dead in SUBSETS], len(SUBSETS))
+)
+def test_every_subset_may_be_restarted(away_s: float, dead: str) -> None:
+    """Also who has been voted out meanwhile is back in, as somebody new with its old state."""
     cluster = formed()
+    before = cluster.committed
+    order = list(dead)
+    random.Random(dead).shuffle(order)
     for name in dead:
         cluster.kill(name)
-    cluster.run(0.1)
-    for name in reversed(dead):
+    cluster.run(away_s)
+    for name in order:
         cluster.restart(name)
-    assert cluster.until_round(NAMES) < 5.0
+    assert cluster.until(lambda: cluster.committed > before) < 5.0
+    assert cluster.until_round(NAMES) < 10.0
+    assert not any(view.rollback or view.fork for view in cluster.checker.views.values())
 
 
 def test_a_restarted_coordinator_resigns() -> None:
