@@ -41,6 +41,7 @@ LAG_MAX_S = 60.0  # more than this, said by a peer, is no lag
 # A process without a processor is late again and again; one that is stopped, by a person or by the
 # suspend of its machine, seldom three times in so short a while.
 PEAK_WINDOW_S = 16.0
+PEAK_MAX_S = 3.0  # what is longer was a stop: a scheduler lets nobody wait for so long
 USUAL_PEAKS = 4
 PEAKS_KEPT = 100
 
@@ -48,7 +49,7 @@ PEAKS_KEPT = 100
 class Peaks:
     """Keep how long something usually is that is seen with every heartbeat, where it is long.
 
-    Only what is above ``least_s`` is kept: mostly nothing.
+    Only what is above ``least_s`` is kept, mostly nothing, and not above PEAK_MAX_S.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -56,7 +57,7 @@ class Peaks:
         self._peaks: deque[tuple[float, float]] = deque(maxlen=PEAKS_KEPT)
 
     def note(self, value_s: float, now_s: float) -> None:
-        if value_s > self._least_s:
+        if self._least_s < value_s <= PEAK_MAX_S:
             self._peaks.append((now_s, value_s))
 
     def usual_s(self, now_s: float) -> float:
