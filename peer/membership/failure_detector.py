@@ -9,12 +9,13 @@ limit.
 
 How long a silence is too long follows what is known of the other side's machine::
 
-    limit = max(failure limit, 4 x the 99th percentile of gaps, 2 x the lag that it announces)
+    limit = max(failure limit, 4 x its usual gap, 2 x the lag that it announces)
 
 but at most LIMIT_MAX_S. The *failure limit* (``Timing.failure_s``) is four heartbeats and two round
 trips. *Gaps* are the silences that were none: those that ended with a word. *Lag* is how late the
-other side's event loop was lately, as it says in its beats. So on a machine that others keep busy
-nobody takes the slow for the dead, and on a quiet one a death shows as soon as it did.
+other side's event loop usually was lately, as it says in its beats. Usual is what has come several
+times in a short while (``Peaks``): whoever was stopped twice need not be slow. So on a machine that
+others keep busy nobody takes the slow for the dead, and on a quiet one a death shows at once.
 
 A process may be silent while its machine is not: its kernel acknowledges what we send
 (``KernelAnswered``). Then it is *slow*: stopped, swapped out, or without a processor for a while.
@@ -37,15 +38,18 @@ LIMIT_MAX_S = 8.0  # a member that is really gone on a starved machine is out so
 GAPS_IN_LIMIT = 4
 LAGS_IN_LIMIT = 2
 LAG_MAX_S = 60.0  # more than this, said by a peer, is no lag
-PEAK_WINDOW_S = 25.0  # a hundred heartbeats: of so many the second longest is the 99th percentile
+# A process without a processor is late again and again; one that is stopped, by a person or by the
+# suspend of its machine, seldom three times in so short a while.
+PEAK_WINDOW_S = 16.0
+PEAK_MAX_S = 3.0  # what is longer was a stop: a scheduler lets nobody wait for so long
+USUAL_PEAKS = 4
 PEAKS_KEPT = 100
 
 
 class Peaks:
-    """Keep the 99th percentile of something that is said with every heartbeat, in seconds.
+    """Keep how long something usually is that is seen with every heartbeat, where it is long.
 
-    Only what is above ``least_s`` is kept: mostly nothing. One alone counts for nothing: who was
-    stopped once need not be slow for ever.
+    Only what is above ``least_s`` is kept, mostly nothing, and not above PEAK_MAX_S.
     """
 
     def __init__(self, least_s: float) -> None:
@@ -53,14 +57,16 @@ class Peaks:
         self._peaks: deque[tuple[float, float]] = deque(maxlen=PEAKS_KEPT)
 
     def note(self, value_s: float, now_s: float) -> None:
-        if value_s > self._least_s:
+        if self._least_s < value_s <= PEAK_MAX_S:
             self._peaks.append((now_s, value_s))
 
-    def p99_s(self, now_s: float) -> float:
-        """Return the second longest of the last PEAK_WINDOW_S; 0 if only one was long."""
+    def usual_s(self, now_s: float) -> float:
+        """Return what USUAL_PEAKS of the last PEAK_WINDOW_S have reached; 0 if there are fewer."""
         while self._peaks and now_s - self._peaks[0][0] > PEAK_WINDOW_S:
             self._peaks.popleft()
-        return sorted(value_s for _, value_s in self._peaks)[-2] if len(self._peaks) > 1 else 0.0
+        if len(self._peaks) < USUAL_PEAKS:
+            return 0.0
+        return sorted(value_s for _, value_s in self._peaks)[-USUAL_PEAKS]
 
 
 class Machines:
@@ -138,7 +144,7 @@ class FailureDetector:
 
     def usual_limit_s(self, peer: bytes, now_s: float) -> float:
         """Return how long a silence of a peer may be, whatever its kernel says."""
-        gaps_s = GAPS_IN_LIMIT * self._gaps[peer].p99_s(now_s)
+        gaps_s = GAPS_IN_LIMIT * self._gaps[peer].usual_s(now_s)
         lag_s = LAGS_IN_LIMIT * self._machines.lag_s(peer)
         return min(max(self._timing.failure_s, gaps_s, lag_s), LIMIT_MAX_S)
 

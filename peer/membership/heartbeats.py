@@ -96,7 +96,7 @@ class Heartbeats:
         limit_s = min(LAGS_IN_LIMIT * lag_s, LIMIT_MAX_S)
         late = limit_s > self._here.timing.failure_s
         if late and not self._late:
-            text = f"this machine is busy: the daemon was {duration(lag_s)} late more than once"
+            text = f"this machine is busy: the daemon was {duration(lag_s)} late several times"
             self._here.emit(Note("late", f"{text}, and the others wait {duration(limit_s)} for it"))
         self._late = late
 

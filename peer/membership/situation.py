@@ -74,7 +74,7 @@ class Situation:
 
     def lag_s(self) -> float:
         """Return how late this peer's event loop was lately, as it announces it."""
-        return round(self.lag.p99_s(self.now_s), 2)
+        return round(self.lag.usual_s(self.now_s), 2)
 
     # ------------------------------------------------------------ effects
 

@@ -1,13 +1,14 @@
 """Measure what a run does on a core that others keep busy: elections, broken attempts, CPU time.
 
     python tests/benchmarks/starved.py [--peers 4] [--parameters 40e6] [--rounds 5] [--burners 10]
-        [--cores 1] [--limit-s 110] [--only starved] [--keep FOLDER]
+        [--cores 1] [--limit-s 110] [--only quiet starved slices] [--keep FOLDER]
 
 Daemons, numpy trainers and burners (processes that do nothing but count, each in a session of its
 own, so that the scheduler gives it a share of its own) have the same cores. Before that the same is
 measured without burners. The first state is the way from the first trainer's parameters to the
 state on every daemon. A view or a retry after the run was formed is one too many: nobody has died.
-``--keep`` copies the daemons' logs there.
+``slices`` needs no burners: two daemons, the coordinator's among them, are stopped for 1.5 s again
+and again, and run for 0.15 s between. ``--keep`` copies the daemons' logs there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,6 +36,8 @@ from harness.labnet import NAMES
 from harness.processes import Fleet, fleet, until
 
 BURN = [sys.executable, "-c", "while True: pass"]
+KINDS_OF_RUN = ("quiet", "starved", "slices")
+AWAY_S, AWAKE_S = 1.5, 0.15  # of a daemon that gets a processor in slices only
 KINDS = ("coordinator-lost", "excluded", "no-quorum", "retry", "give-up", "miss", "dead")
 EVENT = re.compile(r"^[0-9:]{8} (\S+) +(.*)$", re.MULTILINE)
 
@@ -57,14 +62,13 @@ def main() -> None:
     parser.add_argument("--burners", type=int, default=10, help="for each core")
     parser.add_argument("--cores", type=int, nargs="+", default=[1], help="that all have")
     parser.add_argument("--limit-s", type=float, default=110.0, help="of each of the two runs")
-    parser.add_argument("--only", choices=("quiet", "starved"))
+    parser.add_argument("--only", nargs="+", choices=KINDS_OF_RUN, default=KINDS_OF_RUN)
     parser.add_argument("--keep", type=Path, help="a folder for the daemons' logs")
     chosen = parser.parse_args()
     os.sched_setaffinity(0, chosen.cores)  # and of all that is started from here
     found = {}
-    for name, burners in (("quiet", 0), ("starved", chosen.burners * len(chosen.cores))):
-        if chosen.only not in (None, name):
-            continue
+    for name in chosen.only:
+        burners = chosen.burners * len(chosen.cores) if name == "starved" else 0
         load = os.getloadavg()[0]
         with burning(burners):
             found[name] = turn = one_turn(chosen, name)
@@ -78,9 +82,32 @@ def main() -> None:
         results.say(f"starved/{name}/views", turn.views, "views")
         results.say(f"starved/{name}/retries", turn.events["retry"], "attempts")
         results.say(f"starved/{name}/rounds", turn.rounds, "rounds")
-    if chosen.only is None:
+    if {"quiet", "starved"} <= found.keys():
         over = found["starved"].first_cpu_s / max(found["quiet"].first_cpu_s, 1e-9)
         results.say("starved/first_cpu", over, "x")
+
+
+@contextmanager
+def sliced(run: Fleet, names: str) -> Iterator[None]:
+    """Stop these daemons again and again, each in its own time."""
+    over = threading.Event()
+
+    def turn(name: str) -> None:
+        while not over.is_set():
+            run.peers[name].kill(signal.SIGSTOP)
+            over.wait(AWAY_S)
+            run.peers[name].kill(signal.SIGCONT)
+            over.wait(AWAKE_S)
+
+    threads = [threading.Thread(target=turn, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
 
 
 @contextmanager
@@ -112,7 +139,9 @@ def one_turn(chosen: argparse.Namespace, which: str) -> Turn:
         until(lambda: reached(1), "the first state", timeout_s=2 * chosen.limit_s)
         turn.first_s, turn.first_cpu_s = time.monotonic() - begun_s, cpu_s(run) - begun_cpu_s
         begun_s = time.monotonic()
-        until(lambda: reached(1 + chosen.rounds), "the rounds", timeout_s=2 * chosen.limit_s)
+        victims = ("a" + names[-1]) if which == "slices" else ""  # a has founded it and coordinates
+        with sliced(run, victims):
+            until(lambda: reached(1 + chosen.rounds), "the rounds", timeout_s=2 * chosen.limit_s)
         turn.rounds_s = time.monotonic() - begun_s
         for name in names:
             turn.rounds = max(turn.rounds, run.peers[name].try_status().get("round", 0) - 1)

@@ -71,14 +71,17 @@ def test_a_machine_that_has_gone_is_no_slow_process() -> None:
     assert detector.suspects(A, 1.4)
 
 
-def test_the_limit_follows_gaps_of_which_one_alone_counts_for_nothing() -> None:
+def test_the_limit_follows_gaps_that_come_again_and_again() -> None:
     detector = FailureDetector(TIMING, (A,), 0.0)
-    detector.heard(A, 1.1)
-    assert detector.usual_limit_s(A, 1.1) == TIMING.failure_s
-    detector.heard(A, 2.1)
-    assert detector.usual_limit_s(A, 2.1) == 4.0
-    assert not detector.suspects(A, 6.0)
-    assert detector.suspects(A, 6.2)
+    for now_s in (2.5, 3.5, 6.0):  # stopped twice, and once for a second
+        detector.heard(A, now_s)
+        assert detector.usual_limit_s(A, now_s) == TIMING.failure_s
+    detector.heard(A, 10.0)  # stopped for longer than anybody lacks a processor
+    assert detector.usual_limit_s(A, 10.0) == TIMING.failure_s
+    detector.heard(A, 11.0)
+    assert detector.usual_limit_s(A, 11.0) == 4.0
+    assert not detector.suspects(A, 14.9)
+    assert detector.suspects(A, 15.1)
     assert detector.usual_limit_s(A, 3.0 + PEAK_WINDOW_S) == TIMING.failure_s
 
 
@@ -108,8 +111,12 @@ def test_kernels_are_looked_at_while_peers_say_nothing_and_not_too_often() -> No
 
 def test_peaks_keep_what_is_long_for_a_while() -> None:
     peaks = Peaks(0.3)
-    assert peaks.p99_s(0.0) == 0.0
-    for value_s in (0.2, 5.0, 0.1, 2.0, 1.0):
+    assert peaks.usual_s(0.0) == 0.0
+    for value_s in (0.2, 2.9, 0.1, 2.0, 3.0, 9.0):
         peaks.note(value_s, 1.0)
-    assert peaks.p99_s(2.0) == 2.0
-    assert peaks.p99_s(2.0 + PEAK_WINDOW_S) == 0.0
+    assert peaks.usual_s(2.0) == 0.0
+    peaks.note(1.0, 1.0)
+    assert peaks.usual_s(2.0) == 1.0
+    peaks.note(2.5, 1.0)
+    assert peaks.usual_s(2.0) == 2.0
+    assert peaks.usual_s(2.0 + PEAK_WINDOW_S) == 0.0

@@ -92,5 +92,15 @@ def test_who_is_late_says_so_once() -> None:
     starve(cluster, "d", away_s=1.5, for_s=20.0)
     assert cluster.noted("late") == ["d"]
     cluster.run(PEAK_WINDOW_S)
-    starve(cluster, "d", away_s=1.5, for_s=5.0)
+    starve(cluster, "d", away_s=1.5, for_s=8.0)
     assert cluster.noted("late") == ["d", "d"]
+
+
+def test_who_is_stopped_again_is_left_out_as_soon_as_before() -> None:
+    cluster = running()
+    for _ in range(3):
+        cluster.pause("d")
+        cluster.until_round("abc", limit_s=3.0)
+        cluster.run(2.0)
+        cluster.resume("d")
+        cluster.until_round(NAMES, limit_s=5.0)
