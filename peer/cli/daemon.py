@@ -24,7 +24,7 @@ from atoll.peer.cli.admission import (
     given_invite,
 )
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
-from atoll.peer.durable import DURABLE, OFF, ROUNDS
+from atoll.peer.durable import DURABLE, LEDGER, OFF, ROUNDS
 from atoll.peer.membership.view import (
     ARCHIVE,
     DEFAULT_RULES,
@@ -316,6 +316,8 @@ def _start(
     """
     from atoll.peer.daemon.options import DaemonOptions  # here, so that `atoll status` starts fast
 
+    if how.get("returns") and not contacts and not (home.path / LEDGER).exists():
+        raise _lost_run(run)
     role = getattr(parsed, "role", WITNESS if parsed.witness else REPLICA)
     if parsed.checkpoint is None and parsed.every is not None:
         raise ConfigError("--every without --checkpoint", fix="add --checkpoint DIR")

@@ -2,3 +2,4 @@
 
 # What a peer remembers over restarts: votes and rounds, votes alone, or nothing.
 ROUNDS, VOTES, OFF = DURABLE = ("rounds", "votes", "off")
+LEDGER = "ledger"  # the name of its file in the home

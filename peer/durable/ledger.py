@@ -26,6 +26,7 @@ from pathlib import Path
 
 from atoll.collectives.errors import DiskError
 from atoll.collectives.units import count, size
+from atoll.peer.durable import LEDGER
 from atoll.peer.durable.disk import Disk, DiskFile, fill_with_zeros, reason
 from atoll.peer.durable.ledger_format import (
     AMNESIA,
@@ -46,7 +47,6 @@ from atoll.peer.durable.ledger_format import (
     whole_blocks,
 )
 
-LEDGER = "ledger"
 NEW = "ledger.new"  # being written
 OLD = "ledger.old"  # the one before, until it is the spare
 SPARE = "ledger.spare"  # zeros; there is none before the first ledger is on the disk

@@ -85,19 +85,25 @@ class Daemon:
         self.notes: list[tuple[str, str]] = []
         self.run = run
         self._noted = asyncio.Event()
+        self.written = 0
         self.checkpointer = Checkpointer(
             folder,
             every,
             run=RUN,
             secret=SECRET,
             home=home,
-            incarnation=lambda: 9,
-            note=self._note,
+            daemon=self,
         )
 
-    def _note(self, kind: str, text: str) -> None:
+    def incarnation(self) -> int:
+        return 9
+
+    def note(self, kind: str, text: str, **_: object) -> None:
         self.notes.append((kind, text))
         self._noted.set()
+
+    def checkpointed(self) -> None:
+        self.written += 1
 
     def commit(self) -> int:
         """A round and what the daemon does after it; nobody waits for the disk."""
@@ -105,7 +111,7 @@ class Daemon:
         self.checkpointer.committed(number, self.run.view, self.run.state, self.run.log)
         return number
 
-    async def note(self) -> tuple[str, str]:
+    async def noted(self) -> tuple[str, str]:
         """The next event."""
         async with asyncio.timeout(PATIENCE_S):
             await self._noted.wait()
@@ -115,7 +121,7 @@ class Daemon:
     async def checkpoint(self) -> tuple[str, str]:
         """A round and the event of its checkpoint."""
         self.commit()
-        return await self.note()
+        return await self.noted()
 
 
 def test_the_last_two_whole_ones_are_kept(home: Home, run: TinyRun, folder: Path) -> None:
@@ -196,7 +202,7 @@ def test_a_peer_writes_at_its_turn_and_one_at_a_time(
         assert daemon.checkpointer.writing
         for _ in range(3):
             daemon.commit()  # 6 is due as well
-        await daemon.note()
+        await daemon.noted()
         assert len(daemon.notes) == 1
         assert len(candidates(folder)) == 1
         check_is(folder, run, load_round(folder))

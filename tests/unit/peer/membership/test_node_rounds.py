@@ -25,14 +25,22 @@ def formed_void(names: str, timing: Timing | None = None) -> Cluster:
 
 def test_the_first_offer_initialises_the_run_and_the_others_reload() -> None:
     cluster = formed_void("abc")
+    begins: list[ms.Begin] = []
+    before = cluster.hold
+
+    def note(source: bytes, peer: bytes, message: object) -> bool:
+        begins.extend([message] if isinstance(message, ms.Begin) else [])
+        return before(source, peer, message)
+
+    cluster.hold = note
     for name in "cb":
         cluster.give(name, ev.Offered(b"spec of " + name.encode()))
     cluster.run(2 * cluster.delay_s)
     cluster.give("a", ev.Offered(b"spec of a"))
     cluster.until(lambda: all(cluster.host(n).round == 1 for n in "abc"))
-    begins = [line for line in cluster.trace if "Begin 1." in line]
-    assert begins
-    assert all(line.endswith(" init c") for line in begins)  # c was heard first
+    first = [begin for begin in begins if begin.round == 1]
+    assert {begin.counted for begin in first} == {(peer_id("c"),)}  # it was heard first
+    assert {len(begin.participants) for begin in first} == {3}  # all hand it on
     assert [cluster.host(n).told for n in "abc"] == [[("reload", 1)]] * 3
 
 
