@@ -55,12 +55,9 @@ class Components:
         self.inquiry: Inquiry | None = None  # while it is asked whether the run lives
         me, signer = home.peer_id, HomeSigner(home)
         self.memory = memory
-        self.node = Node(
-            Member(me, daemon.incarnation(), options.role),
-            signer=signer,
-            life=daemon.life(),
-            recovered=memory.contents.recovered if memory is not None else None,
-        )
+        member = Member(me, daemon.incarnation(), options.role)
+        known = memory.contents.recovered if memory is not None else None
+        self.node = Node(member, signer=signer, life=daemon.life(), recovered=known)
         self.addresses = KnownAddresses(home, options, self.node, event_log)
         # Bans, and the authority's passes in a run that has one.
         passes = _passes(home, options, self.node, daemon)
