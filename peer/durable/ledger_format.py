@@ -208,7 +208,8 @@ class _Scan:
         self._records: list[LedgerRecord] = []
         self._synced = header.synced  # so many records must be there
         self._last = header.synced  # the highest that is named anywhere
-        self._lone = 0  # records and marks with one good copy
+        # Of each entry with one good copy: how many records are synced where it is synced as well.
+        self._lone: list[int] = []
         self._at = BLOCK_BYTES
         while self._step():
             pass
@@ -219,7 +220,8 @@ class _Scan:
         found = [parse_entry(half, self._at, self._header.nonce) for half in self._halves]
         for entry in found:
             if entry is not None and self._follows(entry):
-                self._lone += found[0] != found[1]
+                if found[0] != found[1]:
+                    self._lone.append(entry.sequence + (entry.kind == MARK))
                 self._take(entry)
                 return True
         if self._at % BLOCK_BYTES == 0:
@@ -253,17 +255,22 @@ class _Scan:
             return LedgerFound(LedgerVerdict.DAMAGED, text, (), position_of(self._last))
         position = position_of(found)
         verdict, text = LedgerVerdict.WHOLE, f"{name} is whole, up to record {position}"
-        lone = self._lone + is_header_lone
-        if lone or self._missing > 0:
-            verdict = LedgerVerdict.MENDED
-            text = (
-                f"{name} is written anew, up to record {position}: {count(lone, 'part')} of it had"
-                " one good copy of two. Nothing is lost; without a power cut its disk is failing"
-            )
-        if any(half[self._at :].strip(b"\0") for half in self._halves):
+        synced = sum(needed <= self._synced for needed in self._lone)
+        if synced < len(self._lone) or self._has_rest():
             verdict = LedgerVerdict.CUT
             text = f"{name} ends in a write that was cut short; it is cut after record {position}"
+        if synced or is_header_lone or self._missing > 0:
+            places = count(max(1, synced + is_header_lone), "place")
+            verdict = LedgerVerdict.MENDED
+            text = (
+                f"{name} has lost one of two copies in {places} and is written anew, up to record"
+                f" {position}: nothing is lost, but its disk is failing"
+            )
         return LedgerFound(verdict, text, tuple(self._records), position)
+
+    def _has_rest(self) -> bool:
+        """Return whether there is anything after the last entry."""
+        return any(half[self._at :].strip(b"\0") for half in self._halves)
 
     def _damage(self) -> str:
         """Return in words what was synced and is lost; empty if nothing is known to be."""

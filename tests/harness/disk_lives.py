@@ -91,6 +91,7 @@ class Memory:
     must be there. More than one only while it is not known whether a compaction got through."""
 
     ways: list[tuple[list[bytes], int]] = field(default_factory=lambda: [([], 0)])
+    is_flipped: bool = False  # since the last opening
     told: int = 0  # the highest position that others have heard of
 
     @property
@@ -125,6 +126,7 @@ def ledger_lives(durable: Any, rng: random.Random) -> MemoryDisk:
             disk = disk.again()
         if LEDGER in disk.names(HOME) and rng.random() < 0.3:  # one copy of something goes bad
             disk.flip(HOME / LEDGER, rng.randrange(2 * HALF_BYTES))
+            memory.is_flipped = True
     check_ledger(durable, disk, memory)
     return disk
 
@@ -142,6 +144,8 @@ def check_ledger(durable: Any, disk: MemoryDisk, memory: Memory) -> Any:
     """Open the ledger and compare; return what was opened."""
     found = durable.ledger.open_ledger(disk, HOME, half_bytes=HALF_BYTES)
     assert not found.verdict.forgot, found.text
+    assert memory.is_flipped or found.verdict.value != "mended", found.text
+    memory.is_flipped = False
     memory.found([record.payload for record in found.records])
     assert found.position >= memory.told, f"position {found.position} after {memory.told}"
     assert found.position == found.ledger.position == found.ledger.synced

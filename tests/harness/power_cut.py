@@ -26,8 +26,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 from harness.lossy_disk import FileNode, FolderNode, Model
+from harness.processes import Fleet, Peer
 
-__all__ = ["NotFollowed", "PowerSupply"]
+__all__ = ["NotFollowed", "PowerSupply", "PoweredFleet", "with_preloads"]
 
 SOURCE = Path(__file__).with_suffix(".c")
 ENTRY = struct.Struct("=QQQIIIIQ")  # struct entry of power_cut.c
@@ -134,6 +135,36 @@ class PowerSupply:
         for kept in (self._aside / "inodes").iterdir():
             if int(kept.name) not in numbers:
                 kept.unlink()
+
+
+class PoweredFleet(Fleet):
+    """A fleet of which the power can be cut; see ``harness.processes.fleet``, which ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._supplies: dict[str, PowerSupply] = {}
+
+    def start(self, name: str, *arguments: str, port: int | None = None) -> Peer:
+        if name not in self._supplies:
+            supply = PowerSupply(self.folder / name, self.folder / f"{name}.aside")
+            self._supplies[name] = supply
+        usual = self.environment
+        self.environment = with_preloads(usual, self._supplies[name].environment)
+        try:
+            return super().start(name, *arguments, port=port)
+        finally:
+            self.environment = usual
+
+    def cut(self, names: str, seed: int) -> dict[str, int]:
+        """All of these die at once, and lose what they had not synced; the daemons' ports."""
+        ports = self.power_cut(names)
+        self.lose(names, seed)
+        return ports
+
+    def lose(self, names: str, seed: int) -> None:
+        """The homes of these, which are dead, lose what they had not synced."""
+        for name in names:
+            self._supplies[name].cut(seed * len(names) + names.index(name))
 
 
 class _History:

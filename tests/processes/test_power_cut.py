@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from harness.ledger_process import HALF_BYTES
-from harness.power_cut import NotFollowed, PowerSupply
-from harness.processes import fleet, until
+from harness.power_cut import NotFollowed, PoweredFleet, PowerSupply
+from harness.processes import until
 
 from atoll.peer.checkpoint.reader import candidates, open_checkpoint
 from atoll.peer.durable.disk import RealDisk
@@ -91,29 +91,29 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path) -> None:
         supply.cut(1)
 
 
-def test_a_daemon_comes_back_with_its_identity_and_whole_checkpoints(tmp_path: Path) -> None:
-    """All that it does in its home can be followed, and what it had synced is there."""
-    supply = PowerSupply(tmp_path / "a", tmp_path / "aside")
-    written = 0
-    with fleet(tmp_path) as peers:
-        peers.environment = supply.environment
-        peers.options = lambda name: (
-            *("--checkpoint", str(tmp_path / name / "checkpoints")),
-            *("--every", "2"),
-        )
-        for life in range(2):
-            peer = peers.up()
-            peer_id = peer.status()["peer"]
+def test_daemons_come_back_with_their_identities_and_whole_checkpoints(tmp_path: Path) -> None:
+    """All that they do in their homes can be followed, and what they had synced is there."""
+    peers, written = PoweredFleet(tmp_path), 0
+    peers.options = lambda name: (
+        *("--checkpoint", str(tmp_path / name / "checkpoints")),
+        *("--every", "2"),
+    )
+    try:
+        peers.form("ab")
+        ids = {name: peers.peers[name].status()["peer"] for name in "ab"}
+        for seed in range(2):
             peers.train("a", 1e5)
-            until(lambda peer=peer: peer.said("checkpoint") > 1, "two checkpoints", peer)  # type: ignore[misc]
-            peers.power_cut("a")
-            supply.cut(life)
-            found = candidates(tmp_path / "a" / "checkpoints", "demo")
-            for path in found:
+            until(lambda: peers.peers["a"].said("checkpoint"), "a checkpoint", peers.peers["a"])
+            ports = peers.cut("ab", seed)
+            for path in candidates(tmp_path / "a" / "checkpoints", "demo"):
                 with open_checkpoint(path) as checkpoint:
                     checkpoint.check_chunks()
-            written += len(found)
-            assert peers.up().status()["peer"] == peer_id
-            peers.power_cut("a")
-            supply.cut(life)
+                    written += 1
+            for name, port in ports.items():
+                peers.start(name, "up", "--run", "demo", port=port)
+            for name in "ab":
+                status = until(peers.peers[name].try_status, f"{name} is up", peers.peers[name])
+                assert status["peer"] == ids[name]
+    finally:
+        peers.close()
     assert written

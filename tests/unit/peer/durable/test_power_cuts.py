@@ -161,3 +161,10 @@ def test_a_planted_fault_is_found(fault: tuple[str, Any, str, str, str]) -> None
         except (AssertionError, OSError, DiskError):
             return
     pytest.fail(f"not found within {SEEDS} seeds")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lives", [ledger_lives, round_lives], ids=lambda lives: lives.__name__)
+def test_thousands_of_lives(lives: Any) -> None:
+    for seed in range(5_000):
+        lives(DURABLE, random.Random(seed))
