@@ -2,9 +2,9 @@
 
 Theory. What must be on the disk before which message leaves is the machine's to say
 (durable_records.py); it hands out records in order and waits to hear how far they are synced. Here
-they are appended at once and synced by one task, one sync for all that came meanwhile. Before a
-READY counts as synced, R of its round is on the disk too, so what is reported never goes beyond the
-first READY whose R is still being written.
+one task appends and syncs them, one sync for all that came meanwhile. R of a round is on the disk
+before its READY is appended, not only before it is synced: after a power cut any part of what was
+not synced may be there, and a READY without R would be a round that nobody holds.
 
 A ledger that cannot be written ends this peer's vote. R that cannot be written does not: the peer
 says so, holds its rounds in memory as before, and tries again with the next one.
@@ -44,7 +44,8 @@ class Durability:
         """Go on after the ``records`` that were read. ``rounds`` None: only votes are kept."""
         self._records = records
         self._ledger, self._rounds, self._port = ledger, rounds, port
-        self._unsaved: deque[tuple[int, ReadyRecord]] = deque()  # whose R is not on the disk yet
+        # A READY whose R is not on the disk yet, and what came after it.
+        self._waiting: deque[ev.Persist] = deque()
         self._due = asyncio.Event()
         self._wants_compaction = True  # what an earlier life has left behind goes
         self._failed = False
@@ -64,7 +65,7 @@ class Durability:
         if self._failed:
             return "nothing: the ledger cannot be written; a restart comes back without a vote"
         what = "votes and rounds" if self.keeps_rounds else "votes"
-        waits = self._ledger.position - self._ledger.synced
+        waits = self._ledger.position - self._ledger.synced + len(self._waiting)
         text = f"{what}; record {self._ledger.synced} is on the disk"
         text += f", {count(waits, 'record')} to come" if waits else ""
         return f"{text}; the last READY took it {duration(self._took_s)}"
@@ -81,19 +82,21 @@ class Durability:
         """Write a record; tell the machine when it is synced, if it is to be."""
         if self._failed:
             return
-        record = effect.record
+        if self._waiting or _has_result(effect):
+            self._waiting.append(effect)
+        else:
+            self._append(effect)
+        if effect.synced:
+            self._due.set()
+
+    def _append(self, effect: ev.Persist) -> None:
         try:
-            position = self._ledger.append(*packed(record))
+            position = self._ledger.append(*packed(effect.record))
         except DiskError as error:
             self._fail(error)
             return
         assert position == effect.position, f"record {effect.position} is number {position} here"
-        self._records.append(record)
-        if not effect.synced:
-            return
-        if isinstance(record, ReadyRecord) and record.begin is not None:
-            self._unsaved.append((position, record))
-        self._due.set()
+        self._records.append(effect.record)
 
     def _fail(self, error: DiskError) -> None:
         self._failed = True
@@ -108,13 +111,9 @@ class Durability:
             await self._due.wait()
             self._due.clear()
             try:
-                began_s, saves = time.monotonic(), len(self._unsaved)
-                for _ in range(saves):
-                    await self._save(self._unsaved[0][1])
-                    self._unsaved.popleft()
+                began_s = time.monotonic()
+                saves = await self._append_waiting()
                 position = await asyncio.to_thread(self._ledger.sync)
-                if self._unsaved:  # its record came meanwhile, and is synced before its R
-                    position = min(position, self._unsaved[0][0] - 1)
                 self._took_s = time.monotonic() - began_s if saves else self._took_s
                 self._port.feed(ev.Durable(position))
                 if self._wants_compaction or self._ledger.wants_compaction:
@@ -122,9 +121,19 @@ class Durability:
             except DiskError as error:
                 self._fail(error)
 
-    async def _save(self, ready: ReadyRecord) -> None:
+    async def _append_waiting(self) -> int:
+        """Append what waits, each READY after its R; return how many of these there were."""
+        saves = 0
+        while self._waiting and not self._failed:
+            if _has_result(self._waiting[0]):
+                await self._save(self._waiting[0].record)
+                saves += 1
+            self._append(self._waiting.popleft())
+        return saves
+
+    async def _save(self, ready: Record) -> None:
         """Write R of a round to its file, unless none are kept or it is gone by now."""
-        if self._rounds is None:
+        if self._rounds is None or not isinstance(ready, ReadyRecord):
             return
         with self._port.lend_result(ready) as array:
             if array is None:
@@ -154,6 +163,12 @@ class Durability:
         if self._rounds is not None:
             needed = {name_of(r.place) for r in self._records if isinstance(r, ReadyRecord)}
             await asyncio.to_thread(remove_others, self._rounds, needed)
+
+
+def _has_result(effect: ev.Persist) -> bool:
+    """Return whether R has to be on the disk before this record."""
+    record = effect.record
+    return effect.synced and isinstance(record, ReadyRecord) and record.begin is not None
 
 
 def save_result(rounds: RoundFiles, name: RoundName, array: U8) -> None:

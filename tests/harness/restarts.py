@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from harness.power_cut import PoweredFleet
 from harness.processes import Fleet, until
 
 BACK_S = 60.0  # a run that has not gone on by then is dead
@@ -35,6 +36,7 @@ def kill_and_restart(
 ) -> Restart:
     """Kill these daemons and their trainers at one instant, and start them in random order.
 
+    In a fleet of which the power can be cut, their homes lose what was not synced.
     Raises AssertionError if the run does not go on, or if anybody has other bits.
     """
     before = known_rounds(run, names)
@@ -46,6 +48,8 @@ def kill_and_restart(
         run.peers[name].ends()
         run.trainers[name].kill()
         run.trainers[name].ends()
+    if isinstance(run, PoweredFleet):
+        run.lose("".join(killed), draw.randrange(1 << 32))
     time.sleep(wait_s)
     order = draw.sample(list(killed), len(killed))
     for name in order:

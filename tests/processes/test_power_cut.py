@@ -101,19 +101,18 @@ def test_daemons_come_back_with_their_identities_and_whole_checkpoints(tmp_path:
     try:
         peers.form("ab")
         ids = {name: peers.peers[name].status()["peer"] for name in "ab"}
-        for seed in range(2):
-            peers.train("a", 1e5)
-            until(lambda: peers.peers["a"].said("checkpoint"), "a checkpoint", peers.peers["a"])
-            ports = peers.cut("ab", seed)
-            for path in candidates(tmp_path / "a" / "checkpoints", "demo"):
-                with open_checkpoint(path) as checkpoint:
-                    checkpoint.check_chunks()
-                    written += 1
-            for name, port in ports.items():
-                peers.start(name, "up", "--run", "demo", port=port)
-            for name in "ab":
-                status = until(peers.peers[name].try_status, f"{name} is up", peers.peers[name])
-                assert status["peer"] == ids[name]
+        peers.train("a", 1e5)
+        until(lambda: peers.peers["a"].said("checkpoint"), "a checkpoint", peers.peers["a"])
+        ports = peers.cut("ab", 0)
+        for path in candidates(tmp_path / "a" / "checkpoints", "demo"):
+            with open_checkpoint(path) as checkpoint:
+                checkpoint.check_chunks()
+                written += 1
+        for name, port in ports.items():
+            peers.start(name, "up", "--run", "demo", port=port)
+        for name in "ab":
+            status = until(peers.peers[name].try_status, f"{name} is up", peers.peers[name])
+            assert status["peer"] == ids[name]
     finally:
         peers.close()
     assert written

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 from harness.grids import rest_is_slow
+from harness.power_cut import PoweredFleet
 from harness.processes import Fleet, fleet, until
 from harness.restarts import kill_and_restart, subsets
 
@@ -34,6 +36,22 @@ def test_any_of_five_come_back_and_nothing_is_lost(wait_s: float, tmp_path: Path
             found = kill_and_restart(run, FIVE, killed, wait_s, draw)
             assert found.redone == 0, found
             assert found.agreed >= 1, found
+
+
+@pytest.mark.parametrize("cuts", rest_is_slow([3, 200], 1))
+@pytest.mark.timeout(3600)
+def test_power_cuts_of_all_lose_no_round(cuts: int, tmp_path: Path) -> None:
+    """SIGKILL leaves what was written in the kernel's memory; here what was not synced is lost."""
+    draw = random.Random(cuts)
+    run = PoweredFleet(tmp_path)
+    try:
+        train(run, FIVE)
+        for _ in range(cuts):
+            time.sleep(draw.random())  # anywhere in a round
+            found = kill_and_restart(run, FIVE, FIVE, 0.0, draw)
+            assert found.redone == 0, found
+    finally:
+        run.close()
 
 
 def test_who_comes_back_at_another_address_is_found_there_afterwards(tmp_path: Path) -> None:
