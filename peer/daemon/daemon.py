@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import (
+    AdmissionError,
     AtollError,
     ConnectError,
     IdentityInUseError,
@@ -194,7 +195,7 @@ class Daemon:
                 await unless_ended(self._first_link(reached), self._end)
                 return
             except ConnectError as error:
-                if not options.returns:
+                if not options.returns or isinstance(error, AdmissionError):
                     raise
                 if not said:
                     self.note("waiting", nobody_answers(options.run, self.advertised(), error.what))
@@ -210,7 +211,8 @@ class Daemon:
         again_s = self._loop.time() + pause_s
         while not self.host.link_peers():
             if reached.done():
-                is_final = not isinstance(reached.exception(), ConnectError)
+                error = reached.exception()
+                is_final = isinstance(error, AdmissionError) or not isinstance(error, ConnectError)
                 if is_final or self._loop.time() >= again_s:
                     reached.result()
                     return
