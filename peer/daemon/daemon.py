@@ -332,7 +332,7 @@ class Daemon:
             ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
             ev.Installed: lambda e: self._on_installed(e.view),
             ev.Renew: lambda e: self.spawn(self._renew()),
-            ev.Persist: self._persist,
+            ev.Persist: lambda e: self._persist(e),
             ev.Left: lambda e: self.spawn(self._on_left()),
             ev.Note: lambda e: self._on_note(e),
         }
