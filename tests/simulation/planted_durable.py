@@ -1,7 +1,6 @@
 """Faults of what a peer writes down and remembers, to be planted as those of planted.py are.
 
-``seed`` is one of simulation/durable.py that finds the fault. Those without one have a directed
-test: they take a copy of a home, or two machines at one moment.
+``seed`` is one of simulation/durable.py that finds the fault; the others have a directed test.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from simulation.planted import UNIT, Mutant
 __all__ = ["DURABLE"]
 
 TEST = UNIT + "durable_restarts.py::test_"
+RECORDS = UNIT + "durable_records.py::test_"
 
 DURABLE: tuple[Mutant, ...] = (
     Mutant(
@@ -18,42 +18,42 @@ DURABLE: tuple[Mutant, ...] = (
         "consensus",
         "self._emit(Persist(promise_record, synced=True))",
         "self._emit(Persist(promise_record, synced=False))",
-        seed=0,
+        seed=80,
     ),
     Mutant(
         "accept not synced",
         "consensus",
         "self._emit(Persist(AcceptedRecord(signed), synced=True))",
         "self._emit(Persist(AcceptedRecord(signed), synced=False))",
-        seed=0,
+        seed=2,
     ),
     Mutant(
         "PROMISE leaves before its record is synced",
         "durable_records",
         "    Promise: (PromiseRecord, AcceptedRecord),\n",
         "",
-        seed=0,
+        seed=10,
     ),
     Mutant(
         "ACCEPTED leaves before its record is synced",
         "durable_records",
         "    Accepted: (AcceptedRecord,),\n",
         "",
-        seed=0,
+        seed=2,
     ),
     Mutant(
         "READY before R is durable",
         "member",
         "durable=not (self._outbox.is_on and synced)",
         "durable=True",
-        seed=0,
+        test=TEST + "a_report_names_no_ready_that_is_not_on_the_disk",
     ),
     Mutant(
         "READY in a beat before it is durable",
         "heartbeats",
         "pending=own.pending",
         "pending=False",
-        seed=0,
+        test=TEST + "a_vote_counts_once_it_is_on_the_disk",
     ),
     Mutant(
         "READY in a report before it is durable",
@@ -74,35 +74,35 @@ DURABLE: tuple[Mutant, ...] = (
         "durable_records",
         "max(self.promised, record.ballot), True",
         "max(self.promised, record.ballot), False",
-        seed=0,
+        test=RECORDS + "a_promise_freezes_also_after_a_restart",
     ),
     Mutant(
         "the promise is forgotten",
         "election",
         "acceptor.promised, acceptor.frozen = recovered.promised, recovered.frozen",
         "acceptor.frozen = recovered.frozen",
-        seed=0,
+        test=TEST + "a_promise_and_a_vote_outlive_the_process",
     ),
     Mutant(
         "the vote is forgotten",
         "election",
         "        acceptor.accepted = recovered.accepted\n",
         "",
-        seed=0,
+        test=TEST + "a_promise_and_a_vote_outlive_the_process",
     ),
     Mutant(
         "compaction drops the promise",
         "durable_records",
         "        if ledger.frozen:\n",
         "        if False:\n",
-        seed=0,
+        test=RECORDS + "compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has",
     ),
     Mutant(
         "compaction drops a round that no checkpoint has",
         "durable_records",
         "if number > since and ledger.committed.get(number) == after",
         "if number > since + 1 and ledger.committed.get(number) == after",
-        seed=0,
+        test=RECORDS + "compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has",
     ),
     Mutant(
         "replay applies a READY round",
@@ -110,14 +110,15 @@ DURABLE: tuple[Mutant, ...] = (
         "                self.heads[record.run.round, record.after] = record\n",
         "                self.heads[record.run.round, record.after] = record\n"
         "                self._commit(record.run.round, record.after)\n",
-        seed=0,
+        test=UNIT
+        + "durable_records.py::test_what_is_ready_and_not_committed_is_held_and_not_applied",
     ),
     Mutant(
         "INSTALL does not void READY",
         "durable_records",
         "        self._anew()\n        self.ready.clear()\n        if view.number == 0:\n",
         "        self._anew()\n        if view.number == 0:\n",
-        test=UNIT + "durable_records.py::test_a_view_voids_what_does_not_lead_to_its_base",
+        test=RECORDS + "a_view_voids_what_does_not_lead_to_its_base",
     ),
     Mutant(
         "READY of view v counted in v+1",
@@ -125,7 +126,7 @@ DURABLE: tuple[Mutant, ...] = (
         "                if self._is_of_view(record.lineage, record.view):\n"
         "                    self.ready",
         "                if True:\n                    self.ready",
-        test=UNIT + "durable_records.py::test_a_ready_of_another_view_does_not_count",
+        test=RECORDS + "a_ready_of_another_view_does_not_count",
     ),
     Mutant(
         "two values at one ballot",
@@ -150,21 +151,21 @@ DURABLE: tuple[Mutant, ...] = (
         "        if here.resigned:\n"
         "            self._go(Trigger.LED)\n"
         "            self._lead(view, None, None, {})\n",
-        seed=0,
+        test=TEST + "a_restarted_coordinator_resigns",
     ),
     Mutant(
         "a coordinator's view is not synced before its orders",
         "node",
         "here.emit(ev.Persist(ViewRecord(decided, proof), synced=leads))",
         "here.emit(ev.Persist(ViewRecord(decided, proof), synced=False))",
-        seed=0,
+        test=TEST + "a_coordinator_says_nothing_before_its_view_is_on_its_disk",
     ),
     Mutant(
         "restarted participant answers the repeated BEGIN",
         "member",
         "        return not begin.lives or begin.lives[",
         "        return True or begin.lives[",
-        seed=0,
+        test=TEST + "a_later_life_takes_no_part_in_an_attempt_that_names_another",
     ),
     Mutant(
         "a restart does not end an attempt",
@@ -229,6 +230,6 @@ DURABLE: tuple[Mutant, ...] = (
         "consensus",
         "for run in report.runs if run.round not in report.missing}",
         "for run in report.runs}",
-        test=UNIT + "durable_records.py::test_a_result_that_is_missing_is_not_held",
+        test=RECORDS + "a_result_that_is_missing_is_not_held",
     ),
 )

@@ -157,3 +157,14 @@ def test_compaction_changes_nothing_that_is_said(seed: int) -> None:
 def test_the_table_names_messages_and_records() -> None:
     kinds = {kind for first in SYNCED_FIRST.values() for kind in first}
     assert kinds <= {IncarnationRecord, ViewRecord, PromiseRecord, AcceptedRecord, ReadyRecord}
+
+
+def test_compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has() -> None:
+    following = replace(FIRST, number=4, base_round=2, base_chain=TWO.after)
+    promise = PromiseRecord(LINEAGE, 3, BALLOT)
+    vote = AcceptedRecord(ms.Accepted(LINEAGE, 3, BALLOT, following))
+    records = compacted([*LEDGER, CommitRecord(2, TWO.after), promise, vote], 1)
+    assert ONE not in records
+    found = recovered(records, 9, [(1, ONE.after)], STORED)
+    assert found.state == (2, TWO.after)
+    assert (found.promised, found.frozen, found.accepted) == (BALLOT, True, vote.vote)

@@ -13,7 +13,15 @@ from harness.grids import rest_is_slow
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.consensus import Acceptor
-from atoll.peer.membership.durable_records import IncarnationRecord, ReadyRecord, recovered
+from atoll.peer.membership.durable_records import (
+    AcceptedRecord,
+    CommitRecord,
+    IncarnationRecord,
+    PromiseRecord,
+    ReadyRecord,
+    ViewRecord,
+    recovered,
+)
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.outbox import Outbox
@@ -269,3 +277,80 @@ def test_who_was_restarted_does_not_go_on_alone() -> None:
     cluster.restart("a")
     assert cluster.until_round("ab") < 5.0
     assert not any(view.fork for view in cluster.checker.views.values())
+
+
+def test_a_vote_counts_once_it_is_on_the_disk() -> None:
+    """Two of three have slow disks: their READY, also in their heartbeats, is none for so long."""
+    cluster = formed("abc")
+    for name in "bc":
+        cluster.homes[name].sync_s = 3.0
+    cluster.run(0.5)
+    before = cluster.committed
+    cluster.run(2.0)
+    assert cluster.committed <= before + 1
+    cluster.until(lambda: cluster.committed > before + 1, limit_s=10.0)
+
+
+def test_a_coordinator_says_nothing_before_its_view_is_on_its_disk() -> None:
+    """It would not know after a restart that it has begun rounds there."""
+    cluster = formed("abc")
+    for disk in cluster.homes.values():
+        disk.sync_s = 0.1
+    begun: list[int] = []
+
+    def look(source: bytes, peer: bytes, message: object) -> bool:
+        if isinstance(message, ms.Begin):
+            disk = cluster.hosts[source].disk
+            assert disk is not None
+            views = [
+                r.view for n, r in disk.records if isinstance(r, ViewRecord) and n <= disk.synced
+            ]
+            assert message.view in [view.number for view in views]
+            begun.append(message.view)
+        return False
+
+    cluster.hold = look
+    cluster.kill("a")
+    cluster.until(lambda: len(set(begun)) > 1, limit_s=10.0)
+
+
+def test_a_promise_and_a_vote_outlive_the_process() -> None:
+    members = tuple(Member(peer_id(name), 1) for name in "abc")
+    view = View(LINEAGE, 1, members, members[0].peer, 3, b"3" * 32)
+    ballot, proposal = Ballot(5, peer_id("b"), 1), replace(view, number=2)
+    ledger = [
+        IncarnationRecord(1),
+        ViewRecord(view),
+        CommitRecord(3, b"3" * 32),
+        PromiseRecord(LINEAGE, 1, ballot),
+        AcceptedRecord(ms.Accepted(LINEAGE, 1, ballot, proposal, 1)),
+    ]
+    node = Node(members[2], life=2, recovered=recovered(ledger, 5))
+    lower = ms.Prepare(LINEAGE, 1, Ballot(4, peer_id("a"), 1))  # of a coordinator, which may ask
+    said = node.handle(ev.Received(peer_id("a"), lower), 1.0)
+    said += node.handle(ev.Durable(node._here.outbox.position), 1.1)
+    assert node.frozen
+    assert not promises(said)
+    higher = ms.Prepare(LINEAGE, 1, Ballot(6, peer_id("a"), 1))
+    said = node.handle(ev.Received(peer_id("a"), higher), 1.2)
+    assert not promises(said)  # not before it is synced
+    (promise,) = promises(node.handle(ev.Durable(node._here.outbox.position), 1.3))
+    assert (promise.accepted_ballot, promise.accepted_view) == (ballot, proposal)
+
+
+def promises(effects: list[ev.Effect]) -> list[ms.Promise]:
+    sent = [effect.message for effect in effects if isinstance(effect, ev.Send)]
+    return [message for message in sent if isinstance(message, ms.Promise)]
+
+
+def test_a_later_life_takes_no_part_in_an_attempt_that_names_another() -> None:
+    effects: list[ev.Effect] = []
+    me = Member(peer_id("a"), 1)
+    own = MemberState(me, effects.append, Outbox(0), life=2)
+    own.on_install(View(LINEAGE, 1, (me,), me.peer, 3, b"3" * 32))
+    own.move_to(3, b"3" * 32)
+    begin = ms.Begin(LINEAGE, 1, 4, 1, ms.STEP, (me.peer,), (1.0,), lives=(1,))
+    own.on_begin(begin)
+    assert not any(isinstance(effect, ev.Reduce) for effect in effects)
+    own.on_begin(replace(begin, attempt=2, lives=(2,)))
+    assert any(isinstance(effect, ev.Reduce) for effect in effects)
