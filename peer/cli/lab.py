@@ -140,9 +140,9 @@ def _lab(parsed: argparse.Namespace) -> int:
     ) as lab:
         if command:
             return run_everywhere(lab, command)
-        _print_hosts(lab)
-        print("Ctrl+C ends the lab and what runs on its hosts.", flush=True)
         try:
+            _print_hosts(lab)
+            print("Ctrl+C ends the lab and what runs on its hosts.", flush=True)
             lab.wait()
         except KeyboardInterrupt:
             return 0
