@@ -19,8 +19,8 @@ from atoll.peer.lab.lab import Lab
 pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
 
 MBIT, TRIP_MS = 100.0, 50.0
-# People are promised 3 s and 8 s from joining on, and get 0.4 and 2.5 to 5 s on a quiet machine
-# (docs/log.md). Here only what hangs is a failure.
+# Three times what people are promised from joining on (3 s and 8 s): machines are busy, and speed
+# is measured, not tested. What was measured stands in docs/log.md.
 NOT_CONFIRMED_S, FINAL_S = 9.0, 24.0
 
 

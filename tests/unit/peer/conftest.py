@@ -147,7 +147,7 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[DaemonOptions]:
-    """What the daemons would have been started with."""
+    """Return what the daemons would have been started with."""
     found: list[DaemonOptions] = []
 
     async def serve(home: Home, options: DaemonOptions, _: Any, log: Any) -> int:
