@@ -190,11 +190,8 @@ class DurabilityPort(Log, Protocol):
         """Return the rounds of the checkpoints of this history that are on the disk."""
 
 
-class ReconnectPort(Protocol):
+class ReconnectPort(Life, Protocol):
     """Serve whoever keeps links."""
-
-    def spawn(self, work: Coroutine[Any, Any, None], /) -> None:
-        """Run ``work`` as a task of the daemon, whose end ends it."""
 
     def dial_failed(self, error: ConnectError | IdentityInUseError, /) -> None:
         """Hear that a dial in the background has failed, and why."""
