@@ -206,8 +206,8 @@ class Reconnector:
     def _refused_by_run(self, view: View) -> AdmissionError | None:
         """Return why this peer is out of its run, if the other members say so; else None.
 
-        It may have been revoked or banned while it was down, which its own memory does not know. One
-        member alone is not believed in a run of more than two.
+        It may have been revoked or banned while it was down, which its own memory does not know.
+        One member alone is not believed in a run of more than two.
         """
         refusals: dict[bytes, AdmissionError] = {}
         for member in view.members:
