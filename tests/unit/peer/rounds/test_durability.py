@@ -27,12 +27,15 @@ class Daemon:
         self.events: list[ev.Event] = []
         self.notes: list[str] = []
         self.checkpoints: list[int] = []
+        self.heard = asyncio.Event()
 
     def note(self, kind: str, text: str, **fields: object) -> None:
         self.notes.append(text)
 
     def feed(self, event: ev.Event) -> None:
         self.events.append(event)
+        if isinstance(event, ev.LedgerFailed) or event == ev.Durable(8001):
+            self.heard.set()
 
     @contextlib.contextmanager
     def lend_result(self, ready: ReadyRecord) -> Iterator[U8 | None]:
@@ -65,9 +68,10 @@ def test_records_that_are_never_synced_do_not_fill_a_ledger(tmp_path: Path) -> N
             if number % 50 == 0:
                 await asyncio.sleep(0.001)
         durability.persist(ev.Persist(IncarnationRecord(7), synced=True, position=position + 1))
-        while ev.Durable(position + 1) not in daemon.events:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(30):
+            await daemon.heard.wait()
         assert not daemon.notes
+        assert daemon.events[-1] == ev.Durable(position + 1)
         task.cancel()
         durability.close()
 
