@@ -334,6 +334,8 @@ class MemberState:
 
     def runs(self) -> tuple[Run, ...]:
         """Return the attempts at hand, with the root of the one that we are READY for."""
+        if not self.begins and not self.held:
+            return ()
         known = {
             number: Run(number, begin.attempt, begin.fragment)
             for number, begin in self.begins.items()

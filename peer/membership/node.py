@@ -71,7 +71,7 @@ class Node:
         self.bootstrap = Bootstrap(here, self.follower, self.joining)
         self.callers = Callers(here)
         self.heartbeats = Heartbeats(here, self.follower, self.joining, self.callers)
-        self._due_s = 0.0  # when we wanted to be called again
+        self._deadline_s: float | None = 0.0  # when we want to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
     # ------------------------------------------------------------ the contract
@@ -84,7 +84,7 @@ class Node:
             self._discount_own_pause()
             _EVENTS[type(event)](self, event)
             self._settle()
-            self._due_s = self.next_deadline_s() or here.now_s
+            self._deadline_s = self._next_deadline_s()
         return here.take_effects()
 
     def next_deadline_s(self) -> float | None:
@@ -92,6 +92,9 @@ class Node:
 
         None when there is nothing to wait for.
         """
+        return self._deadline_s
+
+    def _next_deadline_s(self) -> float | None:
         here = self._here
         if here.phase is Phase.LEFT:
             return None
@@ -151,8 +154,8 @@ class Node:
 
     def _discount_own_pause(self) -> None:
         here = self._here
-        pause_s = here.now_s - self._due_s
-        if self._due_s and pause_s > here.timing.heartbeat_s:
+        pause_s = here.now_s - self._deadline_s if self._deadline_s else 0.0
+        if pause_s > here.timing.heartbeat_s:
             if self.election is not None:
                 self.election.discount_pause(pause_s)
             if self.coordinator is not None:

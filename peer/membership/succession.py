@@ -51,6 +51,10 @@ class Succession:
 
         ``position``: the round and the chain of our state; a witness need not have it.
         """
+        beats = self._roster.heartbeats.values()
+        if not any(beat.unlinked or beat.outbound or beat.callers for beat in beats):
+            self._since_s = self._cut_off_s = None  # all are placed alike
+            return None
         better, timing = self._better(alive), self._timing
         calling = any(self._reach(peer)[2] for peer in better)
         self._since_s = (self._since_s or now_s) if better else None

@@ -62,16 +62,16 @@ class Host:
     rate: float = 1.0  # its clock's seconds per second
     skew_s: float = 0.0
     traps: list[Trap] = field(default_factory=list)  # several hosts may share one
+    peer: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = self.node.me.peer
 
     def region(self, fragment: int) -> int:
         """The submission that the machine would contribute now, 0 for none."""
         waiting = self.node.follower.submissions.get(fragment)
         found = [number for number, event in self.regions.items() if event is waiting]
         return found[-1] if found else 0
-
-    @property
-    def peer(self) -> bytes:
-        return self.node.me.peer
 
     @property
     def round(self) -> int:
