@@ -299,14 +299,6 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         """
         return self.aggregate != MEAN or self.error_feedback > 0 or self.audit
 
-    @property
-    def keeps_nothing(self) -> bool:
-        """Return whether nothing of a broken attempt is kept.
-
-        Then nobody is believed to have made it well.
-        """
-        return self.audit or (self.rule is not None and not self.rule.is_mean)
-
     def to_wire(self) -> dict[str, str | int | float]:
         return {name: getattr(self, name) for name in WIRE_ORDER}
 

@@ -343,7 +343,7 @@ class Daemon:
             handler(peer, message)
 
     def _on_membership(self, peer: bytes, message: object) -> None:
-        self.feed(ev.Received(peer, self.executor.believed(message)))
+        self.feed(ev.Received(peer, message))
 
     def _on_reach_told(self, peer: bytes, told: ReachTold) -> None:
         self.parts.reach.on_message(peer, told)

@@ -48,7 +48,7 @@ from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
-from atoll.peer.rounds.entries import INIT, OPERATIONS, REDUCE, STEP, EntryOrigin, fragment_of
+from atoll.peer.rounds.entries import INIT, REDUCE, STEP, EntryOrigin, fragment_of
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
 
@@ -373,7 +373,7 @@ class Coordinator:
         weights = self.eligibility.weights(chosen, kind, fragment, tried)
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
-        if last is not None and kind not in OPERATIONS:
+        if last is not None and self.eligibility.may_keep(kind):
             past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(chosen[0], b"") if kind == INIT else call.blob

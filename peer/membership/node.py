@@ -39,7 +39,7 @@ from atoll.peer.membership.heartbeats import Heartbeats
 from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
-from atoll.peer.membership.participation import too_few_trainers, wrong_weights
+from atoll.peer.membership.participation import too_few_trainers, wrong_kept, wrong_weights
 from atoll.peer.membership.phase import Phase, Trigger, next_phase
 from atoll.peer.membership.signing import Signatures, Signer
 from atoll.peer.membership.situation import Situation
@@ -587,7 +587,7 @@ class Node:
         wrong = ""
         if view is not None:
             wrong = too_few_trainers(begin, view, own.terms)
-            wrong = wrong or wrong_weights(begin, view, own.terms)
+            wrong = wrong or wrong_weights(begin, view, own.terms) or wrong_kept(begin, own.terms)
         if wrong:
             self._refuse(source, begin, wrong)
         elif not self.frozen:

@@ -4,7 +4,7 @@
 those who are there are enough and what each weighs, :class:`FlakyPeers` who sits out for a while,
 and :func:`opening` what BEGIN says of the call and of those left out. All are parts of the
 coordinator. What a member checks of that itself is here too: :func:`too_few_trainers`,
-:func:`wrong_weights`.
+:func:`wrong_weights`, :func:`wrong_kept`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atoll.peer.membership.operations import Call, agreed, keep_objects, pack_ob
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, short
-from atoll.peer.rounds.entries import GATHER, INIT, STEP, fragment_of
+from atoll.peer.rounds.entries import GATHER, INIT, OPERATIONS, STEP, fragment_of
 
 # ---------------------------------------------------------------- when
 
@@ -384,6 +384,13 @@ class Eligibility:
     def _counted(self, weights: Sequence[float]) -> int:
         return sum(weight > 0 for weight in weights)
 
+    def may_keep(self, kind: str) -> bool:
+        """Return whether an attempt may keep chunks that a broken one has finished.
+
+        The result of an operation is of one origin, so it keeps none.
+        """
+        return kind not in OPERATIONS and not (kind == STEP and self.terms.keeps_nothing)
+
     def owners(self, chosen: Sequence[bytes], kind: str) -> tuple[bool, ...]:
         """Return for each of ``chosen`` whether it may own a part of the result.
 
@@ -415,6 +422,14 @@ def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
     here = len({*begin.participants, *begin.aside} & {*view.peers})
     count = trainers_needed(view, terms)
     return f"it has {here} trainers, and min_trainers is {count}" if here < count else ""
+
+
+def wrong_kept(begin: Begin, terms: Terms | None) -> str:
+    """Return why a member does not believe the chunks that an attempt keeps; "" if it does."""
+    if begin.kind != STEP or not begin.kept or terms is None or not terms.keeps_nothing:
+        return ""
+    under = f"under {terms.rule}" if terms.rule else "of an attempt that was not verified"
+    return f"it keeps chunks {under}"
 
 
 def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import Layout
-from atoll.peer.membership.messages import Begin, Finals
+from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
@@ -127,18 +126,6 @@ class RoundExecutor:
     def link_down(self, peer: bytes) -> None:
         self.streams.close_to(peer)
         self.sync.lost(peer)
-
-    def believed(self, message: object) -> object:
-        """Return the message as the machine may take it.
-
-        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
-        nobody else may have it (AttemptTable.open refuses such a BEGIN): digests of final chunks
-        are left out.
-        """
-        spec = self.state.spec if self.state is not None else None
-        if spec is None or not spec.keeps_nothing or not isinstance(message, Finals):
-            return message
-        return replace(message, digests=b"")
 
     # ------------------------------------------------------------ the queue
 

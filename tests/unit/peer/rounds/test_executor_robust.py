@@ -1,4 +1,4 @@
-"""Rounds with a robust rule over real TLS links: what is refused, and what nobody is believed."""
+"""Rounds with a robust rule over real TLS links: their bits, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
+from harness.runner_sites import Site, begin_of, eventually, prepare, scenario
 
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.kept_chunks import Kept, pack_kept
-from atoll.peer.membership.messages import Begin, EntryOrigin, Finals
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32
@@ -62,33 +60,3 @@ def test_too_few_neither_reduce_nor_copy(tmp_path: Path) -> None:
         assert sites[1].executor.attempts.get(begin.round) is None
 
     scenario(tmp_path, "abc", play)
-
-
-def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
-    async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS, aggregate="trimmed(f=1)")
-        begin = begin_of(sites, 1)
-        made_up = Finals(LINEAGE, begin.view, begin.round, 1, b"x" * 32)
-        for site in sites:
-            assert site.executor.believed(made_up) == replace(made_up, digests=b"")
-            assert site.executor.believed(begin) is begin
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
-        assert all(run.finals == b"" for site in sites for run in site.executor.attempts.all)
-        past = (EntryOrigin(begin.participants, begin.weights),)
-        kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
-        again: Begin = replace(begin, attempt=2, past=past, kept=kept)
-        sites[0].carry_out(ev.Reduce(again))
-        await eventually(lambda: refusals(sites[0]))
-        assert "keeps chunks under a rule" in refusals(sites[0])[0]
-
-    scenario(tmp_path, "abc", play)
-
-
-def test_without_a_rule_that_bears_somebody_chunks_are_kept(tmp_path: Path) -> None:
-    async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS, aggregate="trimmed(f=0)")
-        said = Finals(LINEAGE, 1, 2, 1, b"x" * 32)
-        assert sites[0].executor.believed(said) is said
-
-    scenario(tmp_path, "ab", play)
