@@ -99,7 +99,7 @@ def _candidates(node: ast.AST) -> Iterator[_Candidate]:
         yield _plain(node, "operator", other)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield _plain(node, "lost not", copy.deepcopy(node.operand))
-    elif isinstance(node, ast.Call):
+    elif isinstance(node, ast.Call) and _name_of(node.func) not in ("max", "min"):
         yield from _swaps(node)
 
 
