@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.collectives.errors import AdmissionError, CheckpointError, ConfigError, ConnectError
+from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.peer.cli.admission import (
     Entry,
     add_address_option,
@@ -198,7 +198,7 @@ def _up(parsed: argparse.Namespace) -> int:
         if last is not None:
             # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
             return _start(home, parsed, run, entry, others, log, resume=last, regenesis=True)
-        return _start(home, parsed, run, entry, others, log, rejoins=True)
+        return _start(home, parsed, run, entry, others, log, returns=True)
 
 
 def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -283,7 +283,8 @@ def _join(parsed: argparse.Namespace) -> int:
         entry = entry_of_join(invite, home, record)
         contacts = (invite.address, *(record.known if record else ()))
         pinned = invite.fingerprint or None
-        return _start(home, parsed, invite.run, entry, contacts, log, fingerprint=pinned)
+        how: dict[str, Any] = {"fingerprint": pinned, "returns": record is not None}
+        return _start(home, parsed, invite.run, entry, contacts, log, **how)
 
 
 # ---------------------------------------------------------------- the daemon
@@ -296,8 +297,6 @@ def _start(
     entry: Entry,
     contacts: tuple[str, ...],
     log: _Log,
-    *,
-    rejoins: bool = False,
     **how: Any,
 ) -> int:
     """Run a daemon until it has left, and return the exit code.
@@ -308,7 +307,7 @@ def _start(
     """
     from atoll.peer.daemon.options import DaemonOptions  # here, so that `atoll status` starts fast
 
-    if rejoins and not contacts:
+    if how.get("returns") and not contacts:
         raise _lost_run(run)
     role = getattr(parsed, "role", WITNESS if parsed.witness else REPLICA)
     if parsed.checkpoint is None and parsed.every is not None:
@@ -338,7 +337,7 @@ def _start(
     try:
         with asyncio.Runner() as runner:
             runner.get_loop()  # may fail for want of descriptors: then nothing is to be awaited
-            return runner.run(_serve(home, options, parsed.home, rejoins, log))
+            return runner.run(_serve(home, options, parsed.home, log))
     finally:
         log.begin()
 
@@ -356,9 +355,7 @@ PRIVATE_UMASK = 0o077  # everything that a daemon makes is for its user alone
 END_TIMEOUT_S = 30.0  # from the daemon's end to that of its process, whatever its threads do
 
 
-async def _serve(
-    home: Home, options: DaemonOptions, home_argument: str | None, rejoins: bool, log: _Log
-) -> int:
+async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, log: _Log) -> int:
     from atoll.peer.daemon.daemon import Daemon
     from atoll.peer.daemon.reach_lines import who_can_join
     from atoll.peer.daemon.status import missing_founders
@@ -399,10 +396,6 @@ async def _serve(
         loop.call_later(FIRST_LINE_S, log.begin_if_silent, _what_it_tries(options))
     try:
         await daemon.run(ready)
-    except ConnectError as error:
-        if rejoins and not isinstance(error, AdmissionError):
-            raise _lost_run(options.run, error.what) from error
-        raise
     finally:
         # Threads that a disk or a driver holds are waited for without a limit otherwise.
         faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
@@ -444,12 +437,12 @@ def _what_it_tries(options: DaemonOptions) -> str:
     return f"entering run {options.run}, asking {first}{more}"
 
 
-def _lost_run(run: str, why: str = "it had no other member") -> ConfigError:
+def _lost_run(run: str) -> ConfigError:
     again = f"atoll up --run {run}"
     return ConfigError(
-        f"this home was in run {run} and nobody of it answers: {why}",
-        fix=f"start a member first; or go on from a checkpoint: {again} --resume PATH;"
-        f" or begin anew, without its state: {again} --force-new-lineage",
+        f"this home was in run {run}, which had no other member",
+        fix=f"go on from a checkpoint: {again} --resume PATH; or begin anew, without its state:"
+        f" {again} --force-new-lineage",
     )
 
 

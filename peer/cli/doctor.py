@@ -59,15 +59,16 @@ def add_doctor_verb(verbs: Any) -> argparse.ArgumentParser:
 def parameter_count(text: str) -> int:
     """Parse a number of parameters: 1000000, 100M, 1.3B.
 
-    Raises ValueError, of which argparse makes a usage error, for anything else.
+    Raises ArgumentTypeError for anything else.
     """
+    wrong = argparse.ArgumentTypeError(f"{text!r} is no number of parameters: say 100M or 1.3B")
     unit = text[-1:].lower() if text[-1:].isalpha() else ""
     number = text[: len(text) - len(unit)]
     if unit not in UNITS or not number.isascii() or not number.replace(".", "", 1).isdigit():
-        raise ValueError(text)
+        raise wrong
     count = int(float(number) * UNITS[unit])
     if not 1 <= count <= PARAMETERS_MAX:
-        raise ValueError(text)
+        raise wrong
     return count
 
 

@@ -30,7 +30,7 @@ from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
 from atoll.peer.daemon.resuming import Inquiry
-from atoll.peer.daemon.status import missing_founders
+from atoll.peer.daemon.status import missing_founders, nobody_answers
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.messages import AboutLinks, StreamPlan
 from atoll.peer.links.planner import round_bytes
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from atoll.peer.verify.evidence import Evidence
 
 T = TypeVar("T")
+REACH_AGAIN_S = 5.0  # between two tries to reach anybody of a run that this home was in ...
+LINK_LOOK_S = 0.05  # ... in which somebody else may dial this peer
 JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
 MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
@@ -87,7 +89,7 @@ class Daemon:
         self._effect_handlers = self._effect_table()
         self._archive = options.role == ARCHIVE
         self._on_view: Callable[[View], None] | None = None  # see tell_view
-        self._was_in = False  # in some view of this life
+        self._was_in = options.returns  # in some view; or it goes on trying without a limit
         self._rounds = 0  # that were committed in it
 
     # ------------------------------------------------------------ life
@@ -145,15 +147,41 @@ class Daemon:
     async def _reach_any(self) -> None:
         """Reach any peer of the run, unless this one is told to end meanwhile.
 
-        Raises ConnectError if none can be reached.
+        Raises ConnectError if none can be reached; but who was in the run before waits until
+        somebody can be, or dials it: those who are left may all be peers that can only dial out.
         """
-        options = self.parts.options
+        options, said = self.parts.options, False
         if not options.contacts:
             raise ConnectError(
                 f"no known address of run {options.run}", fix="join with an invite: atoll join"
             )
-        reached = self.parts.reconnector.reach_any(options.contacts, options.fingerprint)
-        await unless_ended(reached, self._end)
+        while not self._end.done():
+            reached = self.parts.reconnector.reach_any(options.contacts, options.fingerprint)
+            try:
+                await unless_ended(self._first_link(reached), self._end)
+                return
+            except ConnectError as error:
+                if not options.returns:
+                    raise
+                if not said:
+                    self.note("waiting", nobody_answers(options.run, self.advertised(), error.what))
+                said = True
+
+    async def _first_link(self, reached: asyncio.Future[None]) -> None:
+        """Return with the first link, whoever dialled it.
+
+        Raises what ``reached`` does; a ConnectError after a pause where this peer will try again.
+        """
+        reached.add_done_callback(lambda done: done.cancelled() or done.exception())
+        pause_s = REACH_AGAIN_S if self.parts.options.returns else 0.0
+        again_s = self._loop.time() + pause_s
+        while not self.host.link_peers():
+            if reached.done():
+                is_final = not isinstance(reached.exception(), ConnectError)
+                if is_final or self._loop.time() >= again_s:
+                    reached.result()
+                    return
+            await asyncio.sleep(LINK_LOOK_S)
 
     def _check_joined_later(self) -> None:
         """Check once, when the time for joining is up, that this peer is in its run.

@@ -30,6 +30,7 @@ class DaemonOptions:
     advertise: str  # host to tell others, or host:port; the listening port is added if missing
     found: bool = False
     contacts: tuple[str, ...] = ()  # addresses of peers of the run
+    returns: bool = False  # this home was in the run before: it waits for others, who may dial it
     fingerprint: bytes | None = None  # of the peer at contacts[0], from the invite
     role: str = REPLICA
     rules: Rules = DEFAULT_RULES

@@ -68,13 +68,16 @@ def how_to_open(port: int) -> str:
 
 def _unconfirmed(own: OwnReach, advertised: str) -> str:
     text = f"not confirmed yet that others can dial this peer at {advertised}"
-    if own.why:
-        return f"{text}: {own.why}"
-    if own.found is not None and own.state is ReachState.UNCONFIRMED:
+    if own.found is not None and own.state is ReachState.UNCONFIRMED and not own.why:
         passed = [one for one in own.found.answers if one.outcome == OK]
         if passed:
             return f"{text}: {dials(passed)}, and nobody elsewhere is there to try it"
         return f"{text} still: {dials(own.found.answers)}; the next try decides"
+    if own.neighbour is not None:
+        by, ip = own.neighbour
+        return f"{text}: {short(by)} ({ip}), of the same network, has done so, and no other"
+    if own.why:
+        return f"{text}: {own.why}"
     if own.asking is not None:
         return f"{text}: {short(own.asking)} was asked to try, and has not answered"
     return text
@@ -103,19 +106,27 @@ def _dialler(one: ReachAnswer) -> str:
     return f"{short(one.by)} ({one.from_ip})" if one.from_ip else short(one.by)
 
 
-def alone(names: Sequence[str], count: int, port: int) -> str:
+def alone(outbound: Sequence[str], silent: Sequence[str], port: int) -> str:
     """Say why peers that are all outbound cannot train together, and what would help.
 
-    ``names``: of the members without a link, of ``count`` others.
+    ``outbound``: the names of members that can only dial out; ``silent``: of others without a link.
     """
-    shown = [*names[:NAMES_MAX], *(["others"] if len(names) > NAMES_MAX else [])]
-    whom = "the other member" if count == 1 else f"{listed(shown)}, of {count} others"
-    return (
-        f"no link to {whom}: this peer is outbound, and so are they or they are silent. Two"
-        " outbound peers cannot reach each other: one of them needs an open port"
-        f" ({how_to_open(port)}), or a relay between them, which atoll does not have yet"
-        f" ({PAGE}). One more peer that trains and can be dialled would do, too"
-    )
+    parts = []
+    if silent:
+        whom, them = _some(silent), "it" if len(silent) == 1 else "them"
+        parts.append(f"no link to {whom}: is that machine off? Start {them} again")
+    if outbound:
+        parts.append(
+            f"no link to {_some(outbound)}: this peer is outbound, and so is the other side, and"
+            " two outbound peers cannot reach each other. One that trains and can be dialled has to"
+            f" be there too; or one of them needs an open port ({how_to_open(port)}), or a relay"
+            f" between them, which atoll does not have yet ({PAGE})"
+        )
+    return ". ".join(parts)
+
+
+def _some(names: Sequence[str]) -> str:
+    return listed([*names[:NAMES_MAX], *(["others"] if len(names) > NAMES_MAX else [])])
 
 
 def founders_silent(port: int) -> str:
@@ -135,7 +146,8 @@ def who_can_join(address: str) -> str:
         return f"only peers on this machine can join: {host} is {WORDS[kind]}"
     if kind in WORDS:
         return (
-            f"only machines of the same network can join: {host} is {WORDS[kind]}. For others,"
+            f"only machines that have a way to {host} can join, as in one network or VPN: it is"
+            f" {WORDS[kind]}. For others,"
             f" forward TCP port {port} on the router to this machine and start with --advertise"
             f" PUBLIC:{port}. If that cannot be done, let a machine that can be dialled found the"
             " run, and join it from here: a founder that is outbound, which can only dial out,"

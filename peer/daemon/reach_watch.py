@@ -59,7 +59,7 @@ class ReachWatch:
         self._began_s = self._loop.time()
         self._said_founders = False
         self._apart_since_s: float | None = None
-        self._said_alone = False
+        self._alone = ""  # why this peer reaches nobody, as it was said
 
     def __contains__(self, peer: object) -> bool:
         return isinstance(peer, bytes) and self.is_outbound(peer)
@@ -160,7 +160,10 @@ class ReachWatch:
         try:
             reached = await self._host.ask_reach(member.peer, member.address, port)
         except AtollError as error:
-            self.own.unanswered(f"{short(member.peer)} could not be asked: {error.what}")
+            why = f"{short(member.peer)} could not be asked: {error.what}"
+            if self._others.is_outbound(member.peer):  # it has said so meanwhile
+                why = "the others can only dial out, so that nobody can be asked"
+            self.own.unanswered(why)
             self._wake.set()
             return
         if reached.wait_s:
@@ -223,15 +226,16 @@ class ReachWatch:
         apart = [peer for peer in others if peer not in linked]
         between = [peer for peer in linked if not self._others.is_outbound(peer)]
         if not (self.own.outbound and apart) or between:
-            self._apart_since_s, self._said_alone = None, False
+            self._apart_since_s, self._alone = None, ""
             return
         if self._apart_since_s is None:
             self._apart_since_s = now_s
-        if now_s - self._apart_since_s >= ALONE_S and not self._said_alone:
-            self._said_alone = True
+        if now_s - self._apart_since_s >= ALONE_S and not self._alone:
             port = parse_address(self._node.me.address)[1]
-            names = [short(peer) for peer in apart]
-            self._daemon.note("reach", alone(names, len(others), port))
+            outbound = [short(peer) for peer in apart if self._others.is_outbound(peer)]
+            silent = [short(peer) for peer in apart if not self._others.is_outbound(peer)]
+            self._alone = alone(outbound, silent, port)
+            self._daemon.note("reach", self._alone)
 
     def _say_founders_silent(self, now_s: float) -> None:
         """Say once what may be wrong where no other founder of the run has answered."""
@@ -245,10 +249,11 @@ class ReachWatch:
 
     def status(self) -> dict[str, Any]:
         """Return what is known of this peer, in plain types, for `atoll status`."""
+        has_address = bool(self._node.me.address)
         return {
             "state": self.own.state.value,
             "outbound": self.own.outbound,
-            "text": self.describe().replace("\n", ". ") if self._node.me.address else "",
+            "text": self._alone or self.describe().replace("\n", ". ") if has_address else "",
         }
 
     def invited_to(self) -> tuple[str, bytes]:

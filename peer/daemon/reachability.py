@@ -8,10 +8,11 @@ small machine:
                          |  \\--nobody did--> OUTBOUND
                          +--no answer yet, or the asked member alone got through--> UNCONFIRMED
 
-It asks again now and then, other members each time, because firewalls are opened and addresses
-change; a peer that was reachable is outbound only after two such answers, for the member that found
-it so may have had trouble of its own. A member that has dialled us by itself, from another network,
-is proof too, as long as nothing speaks against it.
+What one asked member says is taken at once, and another one is asked at once as well, because the
+first may have had trouble of its own, or lie: it is settled when two have said the same. It asks
+again now and then, other members each time, because firewalls are opened and addresses change; a
+peer that was reachable is outbound only after two such answers. A member that has dialled us by
+itself, from another network, is proof too, as long as nothing speaks against it.
 
 An *outbound* peer is a full trainer: others ask it to dial where they would have dialled it. What
 others say of themselves is kept for each peer (:class:`OthersReach`), because who dials whom, who
@@ -28,14 +29,14 @@ from typing import NamedTuple
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.membership.view import MEMBERS_MAX
-from atoll.peer.net.address_kind import NAME, PUBLIC, address_kind
+from atoll.peer.net.address_kind import LOOPBACK, NAME, PUBLIC, address_kind
 from atoll.peer.net.connection_limits import origin_of
 from atoll.peer.net.reach_messages import OK, ReachAnswer, ReachAt, ReachTold
 
 # Without an answer so soon after the first question "not confirmed yet" is said: with the time that
 # a daemon takes to start and to make its first link that is within 3 s.
 LATE_S = 0.5
-# While nothing is known, the next member is asked so soon after the last one.
+# While nothing is settled, the next member is asked so soon after the last one.
 NEXT_S = 1.0
 # A member dials for the same asker once a minute (net/reach.py); where nothing is certain yet it is
 # asked again after that time.
@@ -47,6 +48,7 @@ REACHABLE_AGAIN_S = 900.0
 # After links were lost something may have changed: a new address, another router. Not at once,
 # because whoever was lost is dialled again first.
 AFTER_LOSS_S = 5.0
+SETTLED_BY = 2  # asked members that have said the same, one after the other
 ASKED_MAX = 64  # members whose turn is remembered
 PEERS_MAX = 4 * MEMBERS_MAX  # peers of whom it is remembered whether they are outbound
 
@@ -132,7 +134,8 @@ def judge_answers(found: DialledBy, *, leads_here: bool) -> ReachTrigger:
     one that is private and of no use to whoever is elsewhere. A failure proves nothing otherwise,
     because nobody has dialled what we advertise.
     """
-    elsewhere = [one for one in found.answers if one.by != found.asked]
+    is_here = address_kind(found.observed) == LOOPBACK  # all are on one machine
+    elsewhere = [one for one in found.answers if one.by != found.asked or is_here]
     if any(one.outcome == OK for one in elsewhere):
         return ReachTrigger.CONFIRMED
     if not elsewhere and any(one.outcome == OK for one in found.answers):
@@ -163,9 +166,12 @@ class OwnReach:
         self.why = ""
         self.at = ""
         self.dialled_by: tuple[bytes, str] | None = None  # who has dialled us unasked, from where
+        self.neighbour: tuple[bytes, str] | None = None  # the same, of one in the same network
         self._asked_s: OrderedDict[bytes, float] = OrderedDict()
         self._last_s = float("-inf")
         self._asking: bytes | None = None
+        self._verdict: tuple[ReachTrigger, frozenset[bytes]] | None = None  # the last, said by whom
+        self._has_moved = False  # the address has changed since the question: its answer is stale
         self._ip = ""
         self._soon_s = float("inf")  # something has changed: ask then, whatever the state
 
@@ -195,10 +201,14 @@ class OwnReach:
 
         first = min(members, key=turn)
         is_new = first.peer not in self._asked_s
-        decided = self.state in (ReachState.REACHABLE, ReachState.OUTBOUND)
-        pause_s = NEXT_S if is_new and not decided else self._pause_s()
+        pause_s = NEXT_S if is_new and not self._is_settled() else self._pause_s()
         due_s = min(self._last_s + pause_s, self._soon_s)
         return first if now_s >= due_s else None
+
+    def _is_settled(self) -> bool:
+        """Return whether enough asked members have said what this peer is."""
+        is_decided = self.state in (ReachState.REACHABLE, ReachState.OUTBOUND)
+        return is_decided and self._verdict is not None and len(self._verdict[1]) >= SETTLED_BY
 
     def _pause_s(self) -> float:
         pauses_s = {
@@ -209,6 +219,7 @@ class OwnReach:
 
     def asked(self, peer: bytes, now_s: float) -> None:
         self._asking, self._last_s, self._soon_s = peer, now_s, float("inf")
+        self._has_moved = False
         self._asked_s[peer] = now_s
         self._asked_s.move_to_end(peer)
         if len(self._asked_s) > ASKED_MAX:
@@ -221,6 +232,9 @@ class OwnReach:
 
     def heard(self, found: DialledBy, *, leads_here: bool) -> None:
         """Take what the asked member and its helpers have answered."""
+        if self._has_moved:
+            self.unanswered("the address of this peer has changed meanwhile")
+            return
         self._asking = None
         trigger = judge_answers(found, leads_here=leads_here)
         got_through = any(one.outcome == OK for one in found.answers)
@@ -229,17 +243,24 @@ class OwnReach:
         else:
             self.found, self.why = found, ""
             self.at = found.observed if got_through else ""
+            self._note_verdict(trigger, found.asked)
         self._go(trigger)
+
+    def _note_verdict(self, trigger: ReachTrigger, by: bytes) -> None:
+        before, said_by = self._verdict or (trigger, frozenset[bytes]())
+        self._verdict = trigger, (said_by if before is trigger else frozenset()) | {by}
 
     def unanswered(self, why: str) -> None:
         """Note that an asking came to nothing."""
         self._asking = None
-        self.why = why
+        if self.found is None or self._has_moved:  # else what was found before still counts
+            self.why = why
         self._go(ReachTrigger.UNANSWERED)
 
     def dialled(self, by: bytes, ip: str, own_ip: str, now_s: float) -> None:
         """Note that a member has dialled us by itself; neighbours prove nothing."""
         if not own_ip or origin_of(ip).network == origin_of(own_ip).network:
+            self.neighbour = by, ip
             return
         self.dialled_by = by, ip
         if self.outbound:
@@ -249,6 +270,8 @@ class OwnReach:
     def came_from(self, own_ip: str, now_s: float) -> None:
         """Note the address that this machine has on a link that it has dialled."""
         if self._ip and own_ip and own_ip != self._ip:
+            self._has_moved = True
+            self._verdict = None
             self._go(ReachTrigger.CHANGED)
             self._ask_soon(now_s)
         self._ip = own_ip or self._ip
@@ -286,8 +309,12 @@ class OthersReach:
             self._handed_on[peer] = message
 
     def unlinked(self, peer: bytes) -> None:
-        """Forget what ``peer`` has said of others; what it said of itself may be true still."""
-        self._handed_on.pop(peer, None)
+        """Forget what ``peer`` has said of others, unless it coordinates: nobody else says it.
+
+        What it said of itself may be true still.
+        """
+        if peer != self.coordinator:
+            self._handed_on.pop(peer, None)
 
     def is_outbound(self, peer: bytes) -> bool:
         own = self._own_word.get(peer)

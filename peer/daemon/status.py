@@ -208,6 +208,15 @@ def _round_waits(parts: Components) -> str:
     return f"no training script is attached{yet}: start one (python train.py)"
 
 
+def nobody_answers(run: str, address: str, why: str) -> str:
+    """Say what a peer waits for that was in a run before and reaches nobody of it."""
+    return (
+        f"nobody of run {run} answers yet: {why}. This peer goes on trying, and others can dial it"
+        f" at {address}: start another member. If nobody is left: --resume PATH goes on from a"
+        " checkpoint, --force-new-lineage begins anew, without state"
+    )
+
+
 def missing_founders(parts: Components) -> str:
     """Say who is here, whom the others wait for, and how to go on without them."""
     text = parts.node.bootstrap.describe()

@@ -64,7 +64,7 @@ def home(facts: Facts) -> Diagnosis:
         return fail(folder.problem, folder.fix or "choose a writable folder with --home")
     there = "can be written" if folder.disk == folder.path else "can be made"
     if folder.daemon:
-        there = "is in use by a running daemon: `atoll status` shows it"
+        there = f"is in use by a running daemon: `atoll status --home {folder.path}` shows it"
     return ok(f"{folder.path} {there}", folder.path)
 
 
@@ -269,7 +269,8 @@ def address_line(own: str, observed: str, port: str) -> Diagnosis:
     if kind in (LOOPBACK, LINK_LOCAL):
         fix = "connect this machine to a network, or name its address with --advertise"
         return warn(f"{own} is {WORDS[kind]}: others cannot dial it", fix, value)
-    return ok(f"{own} is {shown}", value)
+    seen = f", and members see {observed}" if observed and observed != own else ""
+    return ok(f"{own} is {shown}{seen}", value)
 
 
 def _kind_in_words(own: str) -> str:

@@ -418,7 +418,7 @@ class Coordinator:
         position = (self._own.round, self._own.chain)
         if (better := self.succession.successor(alive, position, now_s)) is not None:
             self.admission.successor = better
-        spared = self.succession.spared(alive)
+        spared = self.succession.spared(alive, now_s)
         proposal = self.admission.next_view(alive, now_s, admit=not self.halted, spared=spared)
         if proposal is not None:
             if not self.busy:

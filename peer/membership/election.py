@@ -268,7 +268,8 @@ class Election(Electorate):
                 return  # its coordinator is heard again
             self._no_quorum_noted = True
             missing, silent_s = waiting
-            names = listed([f"{short(peer)} (silent for {duration(silent_s)})" for peer in missing])
+            silent = [f"{short(p)} (silent for {duration(silent_s)})" for p in missing if p]
+            names = listed(silent or ["their votes"])  # a bootstrap view has no coordinator
             of = f"{count} of {len(self.view.members)} voters answer, no quorum"
             text = f"{of}: rounds wait for {names}"
             here.emit(Note("no-quorum", text))

@@ -22,6 +22,7 @@ without a link).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -49,6 +50,8 @@ from atoll.peer.membership.view import Member, View, genesis_chain, short
 from atoll.peer.membership.view_change import ViewChange, judge, names_later_life
 from atoll.peer.net.wire import name_of
 
+VIEWS_KEPT = 8  # whoever has missed more comes back as a new incarnation
+
 
 class Node:
     """Run one peer's membership; everything changes through :meth:`handle`.
@@ -61,6 +64,7 @@ class Node:
     ) -> None:
         here = self._here = Situation(me, timing or Timing())
         self.proof: ms.Proof | None = None  # why the present view is decided, for whom we tell
+        self._entered: deque[ms.Install] = deque(maxlen=VIEWS_KEPT)  # for who has missed some
         self.coordinator: Coordinator | None = None
         self.election: Election | None = None
         self.follower = MemberState(me, here.emit)
@@ -320,6 +324,7 @@ class Node:
         old, led = here.view, self.coordinator
         silences_s = self.election.silences_s() if self.election is not None else {}
         here.view, self.proof, self.coordinator = decided, proof, None
+        self._entered.append(ms.Install(decided, proof))
         here.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
         here.pace()
         self.signatures.new_view()
@@ -566,15 +571,26 @@ class Node:
         if view is None or message.lineage != view.lineage:
             return False
         if message.view < view.number:
-            self._tell_view(source)
+            self._tell_view(source, message.view)
         elif message.view > view.number:
             self._here.emit(ev.Send(source, ms.ProbeView(view.lineage, view.number)))
         return message.view == view.number
 
-    def _tell_view(self, peer: bytes) -> None:
+    def _tell_view(self, peer: bytes, its_view: int | None = None) -> None:
+        """Tell a peer our view, with its proof; ``its_view`` is the number of its own, if known.
+
+        It believes bans only if voters that it knows have decided them, so it is led through the
+        views that it has missed.
+        """
         view = self._here.view
-        if view is not None and view.number > 0 and peer != self._here.me.peer:
-            self._here.emit(ev.Send(peer, ms.Install(view, self.proof)))
+        if view is None or view.number == 0 or peer == self._here.me.peer:
+            return
+        if view.banned and its_view is not None:
+            for install in self._entered:
+                before = install.decided
+                if before.lineage == view.lineage and its_view < before.number < view.number:
+                    self._here.emit(ev.Send(peer, install))
+        self._here.emit(ev.Send(peer, ms.Install(view, self.proof)))
 
     def _to_coordinator(self, message: object) -> None:
         if self._here.view is not None:
@@ -784,7 +800,7 @@ _MESSAGES: dict[type, Callable[[Node, bytes, Any], None]] = {
     ms.Accept: lambda node, source, accept: node._on_accept(accept),
     ms.Accepted: Node._on_accepted,
     ms.Install: lambda node, source, install: node._on_install(install),
-    ms.ProbeView: lambda node, source, probe: node._tell_view(source),
+    ms.ProbeView: lambda node, source, probe: node._tell_view(source, probe.view),
     # those outside the view
     ms.Meet: Node._on_meet,
     ms.BootstrapHello: Node._on_bootstrap_hello,

@@ -9,7 +9,10 @@ handed over, at a boundary, to whoever reaches more members, or as many and can 
 many and somebody outside who asks in vain (callers.py). It has to be so for a while, a shorter one
 while somebody is cut off: links break and are back, and each change costs a view.
 
-Until then a member that only the coordinator has no link to is not voted out.
+Until then a member that only the coordinator has no link to is not voted out. All this is what
+members say of themselves, and nobody can check it. So what it may cost is bounded: nobody is spared
+for longer than ``Timing.spare_s``, and a new coordinator stays one for ``Timing.callers_s`` whoever
+calls elsewhere. Who makes up links it has not gets to coordinate by that, as it would by its turn.
 """
 
 from __future__ import annotations
@@ -39,10 +42,15 @@ class Succession:
         self._timing, self._emit = timing, emit
         self._since_s: float | None = None  # since when somebody is better placed ...
         self._cut_off_s: float | None = None  # ... and reaches a member that this peer does not
+        self._leads_since_s: float | None = None
+        self._heeds_callers = False
+        self._spared_since_s: dict[bytes, float] = {}
 
     def take_over(self, before: Succession) -> None:
         """Go on with what this coordinator knew in the view before."""
         self._since_s, self._cut_off_s = before._since_s, before._cut_off_s
+        self._leads_since_s, self._heeds_callers = before._leads_since_s, before._heeds_callers
+        self._spared_since_s = before._spared_since_s
 
     def successor(
         self, alive: Collection[bytes], position: tuple[int, bytes], now_s: float
@@ -51,14 +59,18 @@ class Succession:
 
         ``position``: the round and the chain of our state; a witness need not have it.
         """
+        timing = self._timing
+        self._leads_since_s = now_s if self._leads_since_s is None else self._leads_since_s
+        leads_s = now_s - self._leads_since_s
+        self._heeds_callers = leads_s >= timing.callers_s - timing.cut_off_s
         beats = self._roster.heartbeats.values()
         if not any(beat.unlinked or beat.outbound or beat.callers for beat in beats):
             self._since_s = self._cut_off_s = None  # all are placed alike
             return None
-        better, timing = self._better(alive), self._timing
+        better = self._better(alive)
         calling = any(self._reach(peer)[2] for peer in better)
         self._since_s = (self._since_s or now_s) if better else None
-        self._cut_off_s = (self._cut_off_s or now_s) if calling or self.spared(alive) else None
+        self._cut_off_s = (self._cut_off_s or now_s) if calling or self._cut_off(alive) else None
         long = self._since_s is not None and now_s - self._since_s >= timing.better_s
         cut_off = self._cut_off_s is not None and now_s - self._cut_off_s >= timing.cut_off_s
         if not long and not cut_off:
@@ -74,7 +86,14 @@ class Succession:
         self._since_s = self._cut_off_s = None
         return chosen
 
-    def spared(self, alive: Collection[bytes]) -> set[bytes]:
+    def spared(self, alive: Collection[bytes], now_s: float) -> set[bytes]:
+        """Return the silent members that are not voted out yet, because others may reach them."""
+        cut_off, since_s = self._cut_off(alive), self._spared_since_s
+        self._spared_since_s = {peer: since_s.get(peer, now_s) for peer in cut_off}
+        limit_s = now_s - self._timing.spare_s
+        return {peer for peer, began_s in self._spared_since_s.items() if began_s > limit_s}
+
+    def _cut_off(self, alive: Collection[bytes]) -> set[bytes]:
         """Return the silent members that live, as far as others can tell who would reach them."""
         mine = self._lacking(self._me)
         if not mine:
@@ -101,8 +120,9 @@ class Succession:
         beat = self._roster.heartbeats.get(peer)
         if beat is None:
             return 0, True, 0
-        calling = sum(not self._admission.knows(caller) for caller in beat.callers)
-        return -len(beat.unlinked), not beat.outbound, calling if peer != self._me else 0
+        heeded = beat.callers if self._heeds_callers and peer != self._me else ()
+        calling = sum(not self._admission.knows(caller) for caller in heeded)
+        return -len(beat.unlinked), not beat.outbound, calling
 
     def _lacking(self, peer: bytes) -> set[bytes]:
         beat, peers = self._roster.heartbeats.get(peer), self._view.peers

@@ -32,6 +32,8 @@ class Timing:
     remove_eager_s: float = 2.5  # ... but sooner when one more loss would cost the quorum
     better_s: float = 60.0  # somebody has more links than the coordinator: each change is a view
     cut_off_s: float = 10.0  # ... and reaches somebody who takes no part for want of a link
+    spare_s: float = 30.0  # ... and is not voted out meanwhile: three chances to hand over
+    callers_s: float = 20.0  # a new coordinator lasts so long, whoever calls at other members
     lost_s: float = 5.0  # nobody alive holds the base: how long to hope
     join_retry_s: float = 0.5  # a joiner repeats JOIN: views and coordinators change under it
     joiner_stall_s: float = 60.0  # a joiner without progress makes room: a donor that reduces may

@@ -157,7 +157,7 @@ def _parse_token(token: str) -> bytes:
         raise ConfigError(
             f"this invite has version {raw[0]}; this program reads {VERSION} and"
             f" {VERSION_AUTHORITY}",
-            fix="install the same atoll version on both machines",
+            fix="copy it again, whole; or install the same atoll version on both machines",
         )
     body, checksum = raw[:-_CRC_BYTES], raw[-_CRC_BYTES:]
     if raw[:1] == bytes([VERSION]):

@@ -94,7 +94,7 @@ class DialBackLimits:
     def __init__(self) -> None:
         self._asked_s: OrderedDict[tuple[bytes | int, ...], float] = OrderedDict()
         self._minute = 0
-        self._of_address: Counter[str] = Counter()  # in this minute ...
+        self._of_address: Counter[tuple[bytes, str]] = Counter()  # in this minute, by member ...
         self._of_member: Counter[bytes] = Counter()
 
     def take(
@@ -102,7 +102,8 @@ class DialBackLimits:
     ) -> float:
         """Return 0 if this asker may have its address dialled now, else how many seconds to wait.
 
-        ``member``: who asks for it in its place, if anybody. What is granted counts.
+        ``member``: who asks for it in its place, if anybody. What is granted counts, for each
+        member by itself: one that asks for what it was not asked takes nothing from the others.
         """
         wait_s = self._asked_s.get(asker, now_s - PAUSE_S) + PAUSE_S - now_s
         if wait_s > 0:
@@ -111,15 +112,13 @@ class DialBackLimits:
             self._minute = int(now_s / PAUSE_S)
             self._of_address.clear()
             self._of_member.clear()
-        address = counted_as(ip)
-        # All programs of a machine share loopback.
-        full = self._of_address[address] >= PER_ADDRESS_MAX and address_kind(ip) != LOOPBACK
-        known = address in self._of_address
-        crowded = not known and len(self._of_address) >= ASKERS_MAX
-        if full or crowded or (member and self._of_member[member] >= PER_MEMBER_MAX):
-            return PAUSE_S - now_s % PAUSE_S
-        self._of_address[address] += 1
-        self._of_member[member] += 1
+        if address_kind(ip) != LOOPBACK:  # all programs of a machine share that
+            address = member, counted_as(ip)
+            most = PER_MEMBER_MAX if member else ASKERS_MAX
+            if self._of_address[address] >= PER_ADDRESS_MAX or self._of_member[member] >= most:
+                return PAUSE_S - now_s % PAUSE_S
+            self._of_address[address] += 1
+            self._of_member[member] += 1
         self._asked_s[asker] = now_s
         self._asked_s.move_to_end(asker)
         if len(self._asked_s) > ASKERS_MAX:

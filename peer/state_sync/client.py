@@ -230,14 +230,20 @@ class SyncClient:
         self._feed(ev.LinkedPeers(frozenset(self._host.link_peers())))
 
     async def _dial(self, member: Member) -> None:
+        if member.peer in self._host.outbound:
+            self._note_unreachable(member, "it can only dial out, and has no link to this peer")
+            return
         try:
             await self._host.dial(member.address, expect_peer=member.peer)
         except AtollError as error:  # tried again while it is wanted
-            if self._unreachable.get(member.peer) != error.what:
-                self._unreachable[member.peer] = error.what
-                self._owner.log(f"cannot get the state from {short(member.peer)}: {error.what}")
+            self._note_unreachable(member, error.what)
         else:
             self._unreachable.pop(member.peer, None)
+
+    def _note_unreachable(self, member: Member, why: str) -> None:
+        if self._unreachable.get(member.peer) != why and self.is_working:  # else it needs nobody
+            self._unreachable[member.peer] = why
+            self._owner.log(f"cannot get the state from {short(member.peer)}: {why}")
 
     async def _prepare(self, blob: bytes) -> None:
         state = self._owner.state

@@ -150,6 +150,7 @@ class Fleet:
         self.peers: dict[str, Peer] = {}
         self.trainers: dict[str, Process] = {}
         self._ended: list[Process] = []
+        self._lines: dict[str, tuple[tuple[str, ...], int | None]] = {}
         self._trained: dict[str, tuple[float, int, float, str, str, str]] = {}
         self._serial = itertools.count()  # of trainers
         self.invite = ""
@@ -165,6 +166,7 @@ class Fleet:
     def start(self, name: str, *arguments: str, port: int | None = None) -> Peer:
         if name in self.peers:
             self._ended.append(self.peers[name])
+        self._lines[name] = arguments, port
         host, usual_port, prefix = "127.0.0.1", 0, []
         if self.net is not None:
             host, usual_port, prefix = self.net.address(name), NET_PORT, self.net.command(name, ())
@@ -188,6 +190,19 @@ class Fleet:
     def restart(self, name: str, port: int | None = None) -> Peer:
         """A daemon that has ended gets another life, and its trainer with it."""
         peer = self.start(name, "up", "--run", "demo", port=port)
+        if name in self.trainers:
+            self.trainers[name].kill()
+            self.trainers[name].ends()
+            self.train(name, *self._trained[name])
+        return peer
+
+    def again(self, name: str) -> Peer:
+        """A daemon that has ended is started with its own line again, and so is its trainer.
+
+        Without a net it has to have had a port of its own.
+        """
+        arguments, port = self._lines[name]
+        peer = self.start(name, *arguments, port=port)
         if name in self.trainers:
             self.trainers[name].kill()
             self.trainers[name].ends()

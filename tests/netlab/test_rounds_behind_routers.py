@@ -114,6 +114,35 @@ def test_two_homes_with_the_same_private_address_train(tmp_path: Path) -> None:
         assert_trains(run, ALL)
 
 
+# ---------------------------------------------------------------- who dies and comes back
+
+
+def test_coordinator_and_outbound_peer_are_killed_and_come_back(tmp_path: Path) -> None:
+    with site(tmp_path, nat={3: "restricted"}) as (_, run):
+        run.form(ALL)
+        assert_trains(run, ALL)
+        for name in (run.coordinator, "d"):
+            run.peers[name].kill()
+            run.peers[name].ends()
+            assert_goes_on(run, ALL.replace(name, ""))
+            run.restart(name)
+            run.sees(name, len(ALL))
+            assert_goes_on(run, ALL)
+
+
+def test_the_only_peer_that_can_be_dialled_comes_back(tmp_path: Path) -> None:
+    """It can dial nobody: the others dial it, while it waits for them."""
+    with site(tmp_path, hosts=2, nat={1: "restricted"}) as (_, run):
+        run.form("ab")
+        assert_trains(run, "ab")
+        run.peers["a"].kill()
+        run.peers["a"].ends()
+        time.sleep(3.0)
+        run.again("a")
+        run.sees("a", 2)
+        assert_goes_on(run, "ab")
+
+
 # ---------------------------------------------------------------- what changes in time
 
 

@@ -49,7 +49,7 @@ NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long brea
 ORDER_S = 1e-6
 OUT_OF_STEP = 0.01  # of the calls are not those of the others
 # Where some pairs have no link: a minute is longer than the faults of a seed last.
-SOON = Timing(better_s=4.0, cut_off_s=3.0)
+SOON = Timing(better_s=4.0, cut_off_s=3.0, spare_s=9.0, callers_s=6.0)
 
 
 @dataclass(frozen=True)

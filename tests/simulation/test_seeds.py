@@ -43,6 +43,12 @@ def test_faults_break_no_invariant_and_end_in_commits(first: int) -> None:
     assert RECOVERED_MIN < run_seeds(first, first + 50) <= 1.0
 
 
+def test_who_has_missed_a_view_with_bans_is_led_through_it() -> None:
+    """A coordinator misses two views, one with a ban, whose voters are too few of its own view."""
+    outcome = run_seed(48064)
+    assert outcome.verdict == "recovered", outcome.failure
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(SEEDS_QUICK, SEEDS, SEEDS_PER_TEST))

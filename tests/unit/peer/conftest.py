@@ -146,12 +146,12 @@ def net(tmp_path: Path) -> Iterator[Net]:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[DaemonOptions, bool]]:
-    """The daemons that would have been started, each with "it goes back into its run"."""
-    found: list[tuple[DaemonOptions, bool]] = []
+def started(monkeypatch: pytest.MonkeyPatch) -> list[DaemonOptions]:
+    """What the daemons would have been started with."""
+    found: list[DaemonOptions] = []
 
-    async def serve(home: Home, options: DaemonOptions, _: Any, rejoins: bool, log: Any) -> int:
-        found.append((options, rejoins))
+    async def serve(home: Home, options: DaemonOptions, _: Any, log: Any) -> int:
+        found.append(options)
         home.save_run(options.record(()))
         return 0
 

@@ -168,12 +168,12 @@ def test_id_makes_a_home_and_says_who_it_is(
 def test_joining_binds_the_token_to_this_home_and_the_home_remembers(
     folder: Path,
     tmp_path: Path,
-    started: list[tuple[DaemonOptions, bool]],
+    started: list[DaemonOptions],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     public = Authority.open(folder).public_key
     assert start(tmp_path / "b", "join", invite(capsys, folder)) == 0
-    ((options, _),) = started
+    (options,) = started
     with Home.open(tmp_path / "b") as home:
         found = Credential.parse(options.credential, public, "demo")
         assert found.peer == home.peer_id
@@ -184,15 +184,15 @@ def test_joining_binds_the_token_to_this_home_and_the_home_remembers(
         "demo", options.secret, ("127.0.0.1:1", AT), public, options.credential
     )
     assert start(tmp_path / "b", "up", "--run", "demo") == 0
-    options, rejoins = started[-1]
-    assert rejoins
+    options = started[-1]
+    assert options.returns
     assert (options.authority, options.credential) == (public, found.encode())
 
 
 def test_a_founder_needs_a_pass(
     folder: Path,
     tmp_path: Path,
-    started: list[tuple[DaemonOptions, bool]],
+    started: list[DaemonOptions],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     authority = Authority.open(folder)
@@ -203,14 +203,14 @@ def test_a_founder_needs_a_pass(
     text = invite(capsys, folder)
     (tmp_path / "invite").write_text(f"atoll join {text}\n")
     assert start(tmp_path / "a", *up, "--pass", str(tmp_path / "invite")) == 0
-    options, _ = started[-1]
+    options = started[-1]
     assert options.founds
     assert options.secret == authority.secret_of("demo")
     assert start(tmp_path / "a", *up) == 0  # it is remembered
-    assert started[-1][0].credential == options.credential
+    assert started[-1].credential == options.credential
     listed = ("--expect", "2", "--peers", f"127.0.0.1:1,{AT}", "--advertise", "127.0.0.1:1")
     assert start(tmp_path / "c", *up, "--pass", text, *listed) == 0
-    assert started[-1][0].founders == ("127.0.0.1:1", AT)
+    assert started[-1].founders == ("127.0.0.1:1", AT)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_founder_needs_a_pass(
 def test_contradictions(
     folder: Path,
     tmp_path: Path,
-    started: list[tuple[DaemonOptions, bool]],
+    started: list[DaemonOptions],
     capsys: pytest.CaptureFixture[str],
     key: str,
     more: tuple[str, ...],
@@ -242,7 +242,7 @@ def test_contradictions(
 def test_invites_for_something_else_are_refused_before_anything_starts(
     folder: Path,
     tmp_path: Path,
-    started: list[tuple[DaemonOptions, bool]],
+    started: list[DaemonOptions],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     public = Authority.open(folder).public_key
@@ -260,11 +260,11 @@ def test_invites_for_something_else_are_refused_before_anything_starts(
 def test_a_home_of_a_run_without_an_authority_gets_none(
     folder: Path,
     tmp_path: Path,
-    started: list[tuple[DaemonOptions, bool]],
+    started: list[DaemonOptions],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert start(tmp_path / "a", "up", "--run", "demo") == 0
-    assert started[-1][0].authority == b""
+    assert started[-1].authority == b""
     public = Authority.open(folder).public_key
     line = ("up", "--run", "demo", "--authority", public.hex(), "--pass", invite(capsys, folder))
     assert start(tmp_path / "a", *line) == ConfigError.exit_code

@@ -78,7 +78,7 @@ def test_a_home_remembers_no_run_that_was_never_started(
     assert (
         start(tmp_path / "home", "up", "--run", "demo", "--secret-file", secret_file(tmp_path)) == 0
     )
-    assert started[0][0].secret == SECRET
+    assert started[0].secret == SECRET
 
 
 def test_another_secret_than_the_homes_is_refused_with_advice(
@@ -126,53 +126,53 @@ def test_min_trainers_is_a_number_of_members(count: str, tmp_path: Path) -> None
 
 
 def test_founders_share_a_secret_and_come_back_with_the_same_line(
-    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+    tmp_path: Path, started: list[DaemonOptions]
 ) -> None:
     founding = ("--expect", "2", "--peers", f"{A},{B}", "--secret-file", secret_file(tmp_path))
     line = ("up", "--run", "demo", *founding)
     assert start(tmp_path / "home", *line) == 0
-    options, rejoins = started.pop()
+    options = started.pop()
     assert options.founders == options.contacts == (A, B)
-    assert (options.secret, options.found, rejoins) == (SECRET, False, False)
+    assert (options.secret, options.found, options.returns) == (SECRET, False, False)
     with Home.open(tmp_path / "home") as home:
         home.save_run(RunRecord("demo", SECRET, (B, A)))  # as its daemon does, its own at the end
     assert start(tmp_path / "home", *line) == 0
-    options, rejoins = started.pop()
-    assert (options.founders, options.contacts, rejoins) == ((), (B,), True)
+    options = started.pop()
+    assert (options.founders, options.contacts, options.returns) == ((), (B,), True)
 
 
-def test_roles(tmp_path: Path, started: list[tuple[DaemonOptions, bool]]) -> None:
+def test_roles(tmp_path: Path, started: list[DaemonOptions]) -> None:
     start(tmp_path / "a", "up", "--run", "demo")
     start(tmp_path / "w", "up", "--run", "demo", "--witness")
-    assert [options.role for options, _ in started] == [REPLICA, WITNESS]
+    assert [options.role for options in started] == [REPLICA, WITNESS]
     invite = f"atoll://{A}/demo#" + _token()
     start(tmp_path / "b", "join", invite)
     start(tmp_path / "v", "join", invite, "--witness")
     start(tmp_path / "f", "follow", invite, "--checkpoint", str(tmp_path / "kept"), "--every", "7")
-    assert [options.role for options, _ in started[2:]] == [REPLICA, WITNESS, ARCHIVE]
-    assert (started[-1][0].checkpoint, started[-1][0].every) == (tmp_path / "kept", 7)
-    assert [options.found for options, _ in started] == [True, True, False, False, False]
+    assert [options.role for options in started[2:]] == [REPLICA, WITNESS, ARCHIVE]
+    assert (started[-1].checkpoint, started[-1].every) == (tmp_path / "kept", 7)
+    assert [options.found for options in started] == [True, True, False, False, False]
 
 
 def test_data_goes_without_a_cipher_only_if_asked(
-    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+    tmp_path: Path, started: list[DaemonOptions]
 ) -> None:
     invite = f"atoll://{A}/demo#" + _token()
     for number, line in enumerate((("up", "--run", "demo"), ("join", invite), ("follow", invite))):
         start(tmp_path / f"{number}", *line)
         start(tmp_path / f"{number}", *line, "--plain-streams")
-        assert started[-2][0].ciphers == ("aes-256-gcm",)
-        assert started[-1][0].ciphers == ("none", "aes-256-gcm")
+        assert started[-2].ciphers == ("aes-256-gcm",)
+        assert started[-1].ciphers == ("none", "aes-256-gcm")
 
 
 def test_the_congestion_control_is_the_kernels_choice_or_the_users(
-    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+    tmp_path: Path, started: list[DaemonOptions]
 ) -> None:
     invite = f"atoll://{A}/demo#" + _token()
     for number, line in enumerate((("up", "--run", "demo"), ("join", invite), ("follow", invite))):
         start(tmp_path / f"{number}", *line)
         start(tmp_path / f"{number}", *line, "--congestion", "reno")
-        assert [options.congestion for options, _ in started[-2:]] == ["auto", "reno"]
+        assert [options.congestion for options in started[-2:]] == ["auto", "reno"]
 
 
 def test_a_run_with_checkpoints_is_not_founded_anew_by_mistake(
@@ -214,10 +214,10 @@ def _token() -> str:
 
 
 def test_probes_are_sent_unless_the_user_wants_none(
-    tmp_path: Path, started: list[tuple[DaemonOptions, bool]]
+    tmp_path: Path, started: list[DaemonOptions]
 ) -> None:
     invite = f"atoll://{A}/demo#" + _token()
     for number, line in enumerate((("up", "--run", "demo"), ("join", invite), ("follow", invite))):
         start(tmp_path / f"{number}", *line)
         start(tmp_path / f"{number}", *line, "--probes", "off")
-        assert [options.probes for options, _ in started[-2:]] == [True, False]
+        assert [options.probes for options in started[-2:]] == [True, False]

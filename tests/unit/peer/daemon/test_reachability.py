@@ -169,10 +169,42 @@ def test_other_members_are_asked_until_something_is_known() -> None:
 )
 def test_what_is_known_is_checked_now_and_then(outcome: str, again_s: float) -> None:
     own = asked(OwnReach(), 0.0)
-    own.heard(found(b=outcome), leads_here=True)
+    own.heard(found(c=outcome)._replace(asked=B), leads_here=True)
+    asked(own, 0.0).heard(found(b=outcome), leads_here=True)
     members = [AskableMember(C, "c:1", ELSEWHERE)]  # never asked: no reason for haste any more
     assert own.next_asked(members, HERE, again_s - 1) is None
     assert own.next_asked(members, HERE, again_s) is not None
+
+
+def test_it_is_settled_when_two_asked_members_have_said_the_same() -> None:
+    a, b, c = (AskableMember(p, f"{p[0]}:1", ELSEWHERE) for p in (A, B, C))
+    own = asked(OwnReach(), 0.0, A)
+    own.heard(found(a=SILENT, b=SILENT), leads_here=True)
+    assert own.outbound, "one word is taken at once ..."
+    assert own.next_asked([a, b, c], HERE, 0.9 * NEXT_S) is None
+    assert own.next_asked([a, b, c], HERE, NEXT_S) == b, "... and another one is asked at once"
+    asked(own, 1.0, B).heard(found(c=OK)._replace(asked=B), leads_here=True)
+    assert own.state is ReachState.REACHABLE
+    assert own.next_asked([a, b, c], HERE, 2.0) == c
+    asked(own, 2.0, C).heard(found(b=OK)._replace(asked=C), leads_here=True)
+    assert own.next_asked([a, b, c], HERE, REACHABLE_AGAIN_S) is None
+
+
+def test_an_answer_about_an_address_that_has_changed_counts_for_nothing() -> None:
+    own = OwnReach()
+    own.came_from(HERE, 0.0)
+    asked(own, 0.0)
+    own.came_from(ELSEWHERE, 1.0)
+    own.heard(found(b=OK), leads_here=True)
+    assert (own.state, own.found) == (ReachState.UNCONFIRMED, None)
+    assert "the address of this peer has changed meanwhile" in describe_reach(own, ADDRESS, PORT)
+
+
+def test_on_one_machine_one_that_gets_through_is_enough() -> None:
+    here = found(a=OK)._replace(observed="127.0.0.1")
+    assert judge_answers(here, leads_here=True) is ReachTrigger.CONFIRMED
+    refused = found(a=REFUSED)._replace(observed="127.0.0.1")
+    assert judge_answers(refused, leads_here=True) is ReachTrigger.BLOCKED
 
 
 def test_lost_links_and_a_new_own_address_are_reasons_to_ask() -> None:
@@ -207,10 +239,11 @@ def test_what_a_peer_says_of_itself_beats_what_others_say() -> None:
     assert not others.is_outbound(B)
     others.told(C, ReachTold(True))
     assert others.hand_on([A, B, C]) == ((C,), ())
-    others.unlinked(A)
     others.unlinked(C)
     assert others.is_outbound(C)  # nobody has said otherwise
     others.told(A, ReachTold(False, (C,)))
+    others.unlinked(A)
+    assert others.is_outbound(C)  # nobody else would say it while the coordinator is gone
     others.told(A, ReachTold(False))
     others.told(C, ReachTold(False))
     assert not others.is_outbound(C)
@@ -282,18 +315,31 @@ def test_one_neighbour_confirms_nothing() -> None:
     assert text.startswith("not confirmed yet that others can dial this peer at")
     assert text.endswith("got through in 50 ms, and nobody elsewhere is there to try it")
     asked(own, 100.0).unanswered("it cannot be asked")
-    assert describe_reach(own, ADDRESS, PORT).endswith(": it cannot be asked")
+    assert describe_reach(own, ADDRESS, PORT) == text, "what was found before still counts"
+
+
+def test_a_neighbour_that_has_dialled_by_itself_is_named() -> None:
+    own = asked(OwnReach())
+    own.dialled(B, THERE, HERE, 1.0)
+    own.unanswered("the others can only dial out, so that nobody can be asked")
+    text = describe_reach(own, ADDRESS, PORT)
+    assert text.endswith(f"{short(B)} ({THERE}), of the same network, has done so, and no other")
 
 
 def test_founders_and_peers_that_are_alone_read_what_would_help() -> None:
     assert "only peers on this machine" in who_can_join("127.0.0.1:29600")
     private = who_can_join("192.168.1.7:29600")
-    assert "only machines of the same network can join" in private
+    assert "only machines that have a way to 192.168.1.7 can join" in private
     assert "--advertise PUBLIC:29600" in private
     assert "cannot be joined" in private
     assert "carrier-grade NAT" in who_can_join("100.70.1.7:29600")
     assert who_can_join("gpu.example.org:29600").startswith("not confirmed yet")
     assert who_can_join("[2001:db8::1]:29600").startswith("not confirmed yet")
-    text = alone(["a1b2"], 1, PORT)
+    text = alone(["a1b2"], [], PORT)
+    assert text.startswith("no link to a1b2: this peer is outbound, and so is the other side")
     assert "needs an open port" in text
     assert "relay" in text
+    assert alone([], ["c3d4"], PORT) == "no link to c3d4: is that machine off? Start it again"
+    assert alone(["a1b2"], ["c3d4", "e5f6"], PORT).startswith(
+        "no link to c3d4 and e5f6: is that machine off? Start them again. no link to a1b2: "
+    )

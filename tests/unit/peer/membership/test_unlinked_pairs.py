@@ -314,6 +314,37 @@ def test_who_has_no_link_to_the_coordinator_can_join() -> None:
     assert cluster.host("a").node.view == view
 
 
+def test_calls_elsewhere_move_a_new_coordinator_after_a_while_only() -> None:
+    """d can reach one member at a time and calls there: the view must not follow it about."""
+    timing = replace(Timing(), cut_off_s=3.0, callers_s=12.0)
+    cluster = running("abc", "", "ad", timing=timing)
+    cluster.run(timing.callers_s)
+    cluster.add("d")
+    cluster.unlinkable.add(frozenset(map(peer_id, "cd")))
+    cluster.link("b", "d")
+    cluster.until(lambda: lead_of(cluster) == "b", 3 * timing.cut_off_s)
+    began_s = cluster.now_s
+    cluster.unlinkable -= {frozenset(map(peer_id, "cd"))}
+    cluster.unlinkable.add(frozenset(map(peer_id, "bd")))
+    for one, other in ("bd", "db"):
+        cluster.give(one, ev.LinkDown(peer_id(other), "reset"))
+    cluster.link("c", "d")
+    cluster.until(lambda: lead_of(cluster) == "c", 10 * timing.cut_off_s)
+    assert cluster.now_s - began_s >= timing.callers_s
+
+
+def test_a_member_that_others_claim_to_reach_is_spared_for_a_while_only() -> None:
+    """Nobody takes over from a within that time, though the others say that they reach d."""
+    timing = replace(Timing(), cut_off_s=1000.0, spare_s=20.0)
+    cluster = running("abcd", timing=timing)
+    cluster.unlinkable.add(frozenset(map(peer_id, "ad")))
+    for one, other in ("ad", "da"):
+        cluster.give(one, ev.LinkDown(peer_id(other), "reset"))
+    cluster.run(2 * timing.remove_s)
+    assert cluster.in_one_view("abcd")
+    cluster.until(lambda: cluster.in_one_view("abc"), timing.spare_s)
+
+
 def test_who_asks_nobody_for_its_vote_hears_of_later_views() -> None:
     """b has a link to d alone, and the view changes without it."""
     patient = replace(Timing(), better_s=1000.0, cut_off_s=1000.0)

@@ -235,6 +235,14 @@ def test_one_member_cannot_have_another_scan_networks() -> None:
     assert limits.take((b"m", 1000), "9.9.9.9", 120.0, b"m") == 0  # a minute later
 
 
+def test_one_member_cannot_use_up_what_others_may_ask_for_the_same_address() -> None:
+    limits, victim = DialBackLimits(), "8.8.8.8"
+    asked = [limits.take((b"liar", n), victim, 60.0, b"liar") for n in range(PER_ADDRESS_MAX + 1)]
+    assert asked == [0.0] * PER_ADDRESS_MAX + [PAUSE_S]
+    assert limits.take((b"honest", 1), victim, 60.0, b"honest") == 0
+    assert limits.take((b"victim", 1), victim, 60.0) == 0
+
+
 def test_helpers_are_elsewhere_and_not_behind_the_same_router() -> None:
     near, far = Candidate(b"n", "203.0.113.9"), Candidate(b"f", "198.51.100.9")
     dialled, same = Candidate(b"d", "192.0.2.9"), Candidate(b"s", "203.0.113.5")
