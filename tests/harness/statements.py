@@ -8,12 +8,13 @@ at the right moment. Here each word is compared with what is known about who say
   attempt, and all of them for one result;
 - a promise reports the base of its view and rounds that were begun in it, or less;
 - so does the base of the view that follows, unless that is a fork or a rollback;
-- results and states differ only where a memory has failed;
+- results and states differ only where a memory has failed, and then only a minority is left out;
 - a coordinator goes by beats of those lives that its view names, and counts only what was said.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -62,6 +63,7 @@ class Statements:
                     self._says(host, message, effects)
             elif kind is ev.Note and effect.kind == "retry" and "results differ" in effect.text:
                 assert self.bad_memory, f"invariant 3: {host.name} has two results: {effect.text}"
+                self._leaves_out_few(host)
 
     def _says(self, host: Host, message: object, effects: Sequence[ev.Effect]) -> None:
         kind = type(message)
@@ -136,6 +138,21 @@ class Statements:
             if counted is not None and member is not None:
                 what = f"I5: {host.name} counts a READY for {number}.{attempt.begin.attempt}"
                 assert said.get((source, member.inc)) == counted, f"{what} that was not said"
+
+    def _leaves_out_few(self, host: Host) -> None:
+        """After results that differ, nobody who lives is left out unless most have another one."""
+        lead = host.node.coordinator
+        if lead is None:
+            return
+        alive = lead.roster.alive(host.node.now_s)
+        for cleanup in lead.cleanups.values():
+            attempt = cleanup.attempt
+            votes = Counter(attempt.ready[p] for p in attempt.jury if p in attempt.copies)
+            going = cleanup.participants(alive, excluding=False)
+            out = {*attempt.begin.participants} & alive - {*going}
+            fair = 2 * max(votes.values(), default=0) > sum(votes.values())
+            what = f"{host.name} goes on without {len(out)} that live, {[*votes.values()]} agree"
+            assert fair or not out or not attempt.dispute, f"invariant 3: {what}"
 
     def _goes_by_lives(self, host: Host, source: bytes) -> None:
         lead, view = host.node.coordinator, host.node.view

@@ -108,6 +108,7 @@ class Arena(World):
         self.checker.probation, self.checker.least = options.probation, options.least
         self.checker.min_trainers = options.min_trainers
         self.call_of = self._call_of
+        self._carry[ev.Connect] = self._connect
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
 
@@ -370,6 +371,14 @@ class Arena(World):
         if current is there or not self.is_linked(here, current):
             self.deliver(here, ev.LinkDown(there.peer, why))
         self.dial(here, there.peer)
+
+    def _connect(self, host: Host, effect: ev.Connect) -> None:
+        """To the address where that peer listens; "" is of a founder that has not called yet."""
+        known = self.hosts.get(effect.peer)
+        at = f"{known.name}:1" if known is not None else "of nobody"
+        right = known is not None and effect.address in (at, "")
+        assert right, f"{host.name} dials {effect.peer!r} at {effect.address!r}, which is {at}"
+        self.dial(host, effect.peer)
 
     def dial(self, host: Host, peer: bytes) -> None:
         """As the shell does: again and again, until it has the link or the process is gone."""

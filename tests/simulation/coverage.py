@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -110,27 +112,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=seeds, default=(0, 1500), help="A..B: from A to before B")
     parser.add_argument("--jobs", type=jobs, default=2, help="processes, 2 unless it is said")
     parser.add_argument("--only", default="", help="modules, with commas between")
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after so long; 0: never")
     parser.add_argument("--all", action="store_true", help="also what is reached often")
     asked = parser.parse_args(arguments)
     first, end = asked.seeds
+    started_s = time.monotonic()
     modules = tuple(filter(None, asked.only.split(","))) or MODULES
     prepare(modules)  # what is forked from here counts too
     counts: Counter[Item] = Counter()
     failed: list[str] = []
-    with ProcessPoolExecutor(asked.jobs) as pool:
+    done = 0
+    with ProcessPoolExecutor(asked.jobs) as pool, suppress(KeyboardInterrupt):
         starts = range(first, end, BATCH)
-        for found, wrong in pool.map(batch, starts, [min(end, start + BATCH) for start in starts]):
+        ends = [min(end, start + BATCH) for start in starts]
+        for found, wrong in pool.map(batch, starts, ends):
             counts.update(found)
             failed += wrong
+            done = min(done + BATCH, end - first)
+            if asked.minutes and time.monotonic() - started_s > 60 * asked.minutes:
+                pool.shutdown(cancel_futures=True)
+                break
     items = sorted({*every_item()})
-    least = max(1, round(ENOUGH * (end - first)))
+    least = max(1, round(ENOUGH * done))
     rare = [item for item in items if counts[item] < least]
     for item in items if asked.all else rare:
         module, line, text = item
         print(f"{counts[item]:6} {module}{f'.py:{line}' if line else ''} {text}")
     print("\n".join(failed))
     print(
-        f"{len(items)} items in {end - first} seeds: {sum(not counts[i] for i in items)} reached"
+        f"{len(items)} items in {done} seeds: {sum(not counts[i] for i in items)} reached"
         f" in none, {len(rare)} in fewer than {least}; {len(failed)} seeds failed"
     )
     return bool(failed)
