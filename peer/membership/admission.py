@@ -318,8 +318,13 @@ class Admission:
         None as well while nobody can take over. ``spared``: who is not voted out for its silence.
         """
         bans = self._own.bans.due(self.view, alive)
+        gone = self._roster.removable(now_s).difference(spared) | self.leaving
+        other_rules = self._min_trainers != self.view.rules.min_trainers
+        may_change = other_rules or self.successor is not None or bool(self.view.newcomers)
+        if not (bans or gone or self.joiners or may_change):
+            return None
         out = {ban.peer for ban in (*self.view.banned, *bans)}
-        gone = self._roster.removable(now_s).difference(spared) | self.leaving | out
+        gone |= out
         back = {p for p, x in self.joiners.items() if self._is_newer(x.member)}
         kept = [
             self._where_it_is(m)
@@ -341,7 +346,7 @@ class Admission:
         left = rounds_left(self.view, self._own.completed)
         done = left and not all(left.values())  # who has served counts from the next view on
         same = members == self.view.members and coordinator == self.me
-        if same and not done and not bans and self._min_trainers == self.view.rules.min_trainers:
+        if same and not done and not bans and not other_rules:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
 

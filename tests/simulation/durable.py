@@ -22,9 +22,10 @@ from harness.host import Host, Trap
 
 from atoll.peer.membership.view import View, is_quorum
 from simulation.arena import Arena
+from simulation.fault import Fault
 from simulation.faults import Faults
 from simulation.liveness import goal_reached
-from simulation.options import NAMES, Options, draw
+from simulation.options import NAMES, Options, draw_usual
 from simulation.run import (
     COMMIT_S,
     DRAIN_S,
@@ -35,7 +36,7 @@ from simulation.run import (
     _has_formed,
     _until,
 )
-from simulation.script import Fault, draw_script
+from simulation.script import draw_script
 
 __all__ = ["DurableFaults", "draw_durable", "durable_script", "run_durable"]
 
@@ -49,7 +50,7 @@ TRAPS = ("Persist", "Persist", "Ready", "Promise", "Accepted", "Commit", "Begin"
 
 
 def draw_durable(seed: int) -> Options:
-    plain, luck = draw(seed), random.Random(f"durable {seed}")
+    plain, luck = draw_usual(seed), random.Random(f"durable {seed}")
     kinds = tuple(kind for kind in plain.kinds if kind in KINDS) or ("kill",)
     hosts = luck.choice((2, 3, 3, 3, 4, 5, 5, 7))
     return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from harness.host import Host, Trap
@@ -11,7 +12,8 @@ from harness.world import peer_id
 
 from atoll.peer.membership import events as ev
 from simulation.arena import Arena
-from simulation.script import Fault
+from simulation.fault import Fault
+from simulation.losses import Loss
 
 __all__ = ["Faults"]
 
@@ -61,6 +63,7 @@ class Faults:
         # What a clogged link holds arrives when it was going to, also from those who are dead.
         self.drain_s = max(0.0, arena.latest_s - arena.now_s)
         arena.clogs.clear()
+        arena.losses.clear()
         arena.corrupt.clear()
         arena.unusable = ""
         arena.loss = arena.double = arena.late = 0.0
@@ -137,6 +140,20 @@ class Faults:
                 other.traps.remove(trap)
         back = Fault(0.0, "back", host.name, trap.away_s)
         self._undo(back, lambda: self._restart(host))
+
+    def _lead(self) -> str:
+        """Whoever coordinates now, in one lineage if there are several."""
+        return "".join(host.name for host in self.arena.living() if host.leads)[:1]
+
+    def _kill_lead(self, fault: Fault) -> None:
+        self._kill(replace(fault, who=self._lead()))
+
+    def _pause_lead(self, fault: Fault) -> None:
+        self._pause(replace(fault, who=self._lead()))
+
+    def _kill_hit(self, fault: Fault) -> None:
+        """Whoever a loss has hit last, as the sender of what was lost or comes late."""
+        self._kill(replace(fault, who=self.arena.last_hit))
 
     def _pause(self, fault: Fault) -> None:
         for host in self._hosts(fault):
@@ -285,6 +302,11 @@ class Faults:
     def _corrupt(self, fault: Fault) -> None:
         if len(fault.who) == 2:
             self.arena.corrupt.add((peer_id(fault.who[0]), peer_id(fault.who[1])))
+
+    def _lose(self, fault: Fault) -> None:
+        kind, act, count, way = fault.detail.split()
+        loss = Loss(kind, int(count), way, fault.who, act, fault.lasts_s)
+        self.arena.losses.append(loss)
 
     # ------------------------------------------------------------ trainers and bytes
 
