@@ -62,7 +62,7 @@ class _Table(dict[Any, Any]):
 
 def batch(first: int, end: int) -> tuple[Counter[Item], list[str]]:
     """In how many of these seeds each item was reached; and what has failed."""
-    from simulation.run import run_seed
+    from simulation.mixed import run_mixed
 
     counts: Counter[Item] = Counter()
     failed = []
@@ -70,7 +70,7 @@ def batch(first: int, end: int) -> tuple[Counter[Item], list[str]]:
         guards.HITS[:] = bytes(len(guards.HITS))
         for table in _Table.tables.values():
             table.seen.clear()
-        outcome = run_seed(seed)
+        outcome = run_mixed(seed)
         if outcome.failure:
             failed.append(f"seed {seed}: {outcome.failure}")
         counts.update(reached())

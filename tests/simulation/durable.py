@@ -11,6 +11,7 @@ takes part in the election: of that there are scripts (test_durable_restarts.py)
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import traceback
@@ -205,6 +206,7 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
     arena.checker.may_lose_operations = True
     arena.tracing = tracing
     failure = verdict = ""
+    gc.disable()  # as run_script does
     try:
         verdict = _run(arena, options, durable_script(options) if script is None else script)
     except AssertionError as error:
@@ -213,6 +215,8 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}:{place.lineno}"
         failure = f"crash in {where}: {type(error).__name__}: {error}"
+    finally:
+        gc.enable()
     views, trace = len(arena.checker.views), arena.tail(100_000) if tracing else ""
     seen = {what: count for what, count in sorted(arena.seen.items()) if count}
     for kind in ("recovered", "amnesia", "restarted", "excluded"):

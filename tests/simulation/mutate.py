@@ -56,12 +56,12 @@ def reach(drawn: list[Mutation], first: int, end: int, processes: int) -> list[l
 
 
 def _reached(first: int, end: int) -> list[tuple[int, list[int]]]:
-    from simulation.run import run_seed
+    from simulation.mixed import run_mixed
 
     found = []
     for seed in range(first, end):
         mutations.HITS[:] = bytes(len(mutations.HITS))
-        run_seed(seed)
+        run_mixed(seed)
         found.append((seed, [number for number, hit in enumerate(mutations.HITS) if hit]))
     return found
 
@@ -76,14 +76,14 @@ def judge(mutation: Mutation, wanted: Iterable[int], limit_s: float) -> str:
     scenario = _failing_scenario()
     if scenario:
         return f"scenario {scenario}"
-    from simulation.run import run_seed
+    from simulation.mixed import run_mixed
 
     count, started_s = 0, time.process_time()
     for seed in wanted:
         if time.process_time() - started_s > limit_s:
             break
         signal.setitimer(signal.ITIMER_VIRTUAL, RUN_CPU_S)
-        outcome = run_seed(seed)
+        outcome = run_mixed(seed)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
         count += 1
         if outcome.failure:

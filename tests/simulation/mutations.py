@@ -13,10 +13,11 @@ from __future__ import annotations
 import ast
 import copy
 import operator
-import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 
 from simulation.altered import MODULES, source_of
 
@@ -64,6 +65,11 @@ class Mutation:
     kind: str
     before: str
     after: str
+
+    @property
+    def words(self) -> str:
+        """Return what it is, wherever in the module that stands."""
+        return f"{self.module} {self.kind}: {self.before} -> {self.after}"
 
     def __str__(self) -> str:
         return f"{self.module}.py:{self.line} {self.kind}: {self.before} -> {self.after}"
@@ -235,13 +241,21 @@ class _Replace(ast.NodeTransformer):
 
 
 def draw(seed: int, count: int) -> list[Mutation]:
-    """Return mutations of any modules, each candidate as likely as any other."""
-    everything = [
-        Mutation(module, place, x.node.lineno, x.kind, x.before, ast.unparse(x.instead))
-        for module in MODULES
-        for place, x in enumerate(_found(ast.parse(source_of(module))))
-    ]
-    return random.Random(f"mutations {seed}").sample(everything, count)
+    """Return mutations of any modules, each candidate as likely as any other.
+
+    Each has a lot of its own, from its words: a change of one module leaves the others' as it is,
+    and so nearly all that is drawn.
+    """
+    lots: list[tuple[bytes, Mutation]] = []
+    again: Counter[str] = Counter()
+    for module in MODULES:
+        for place, x in enumerate(_found(ast.parse(source_of(module)))):
+            one = Mutation(module, place, x.node.lineno, x.kind, x.before, ast.unparse(x.instead))
+            again[one.words] += 1
+            text = f"mutations {seed}: {one.words} {again[one.words]}"
+            lots.append((sha256(text.encode()).digest(), one))
+    lots.sort(key=lambda lot: lot[0])
+    return [one for _, one in lots[:count]]
 
 
 def mutated(mutation: Mutation) -> Callable[[str], ast.Module]:
