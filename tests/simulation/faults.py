@@ -11,11 +11,14 @@ from harness.host import Host, Trap
 from harness.world import peer_id
 
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.layout import Advised, Layout
 from simulation.arena import Arena
 from simulation.fault import Fault
 from simulation.losses import Loss
 
 __all__ = ["Faults"]
+
+LOOK_AGAIN_S = 0.02  # for whoever is in a phase that may last a moment only
 
 
 class Faults:
@@ -190,6 +193,17 @@ class Faults:
 
     _mass_leave = _leave
 
+    def _leave_as(self, fault: Fault) -> None:
+        """The first that is in this phase leaves; nobody takes over from it before it is gone."""
+        arena = self.arena
+        found = [h for h in self._hosts(fault) if h.alive and h.node.phase.value == fault.detail]
+        for host in found[:1]:
+            self._leave(replace(fault, who=host.name))
+            if host.name in self.left and host.alive:
+                arena.isolate(host, arena.timing.leave_s + 1.0)
+        if not self.left:
+            self._undo(replace(fault, lasts_s=LOOK_AGAIN_S), lambda: self._leave_as(fault))
+
     def _ban(self, fault: Fault) -> None:
         """It is found out, and stops when it hears of it, or goes on for as long as it can."""
         arena, (kind, *names) = self.arena, fault.detail.split()
@@ -220,6 +234,26 @@ class Faults:
             if host.alive and host.node.view is not None:
                 self.arena.seen["asked"] += 1
                 self.arena.give(host.name, ev.TrainersAsked(int(fault.detail)))
+
+    def _stranger(self, fault: Fault) -> None:
+        """Somebody with another specification asks to come in, again and again, and never is."""
+        arena = self.arena
+        if peer_id(fault.who) in arena.hosts:
+            return
+        host = arena.add_host(fault.who)
+        self.left.add(host.name)
+        arena.deliver(host, replace(arena.options.configured, spec="another"))
+        for other in arena.living():
+            if other is not host:
+                arena.dial(host, other.peer)
+
+    def _advise(self, fault: Fault) -> None:
+        """What measurements say of the members, of all or some: every peer's planner says it."""
+        for host in self.arena.living():
+            view, dice = host.node.view, random.Random(fault.detail)
+            if view is not None and view.number > 0:
+                peers = sorted(view.replicas)
+                self.arena.deliver(host, _advice(peers, dice))
 
     def _join(self, fault: Fault) -> None:
         arena = self.arena
@@ -351,3 +385,17 @@ class Faults:
         arena = self.arena
         arena.unusable = fault.who[0]
         self._undo(fault, lambda: setattr(arena, "unusable", ""))
+
+
+def _advice(peers: list[bytes], dice: random.Random) -> Advised:
+    """Any advice that a planner could give: of whom, along which trees, and who owns how much."""
+    chosen = sorted(dice.sample(peers, dice.randint(max(1, len(peers) - 1), len(peers))))
+    count = len(chosen)
+    shares = tuple(dice.randint(0, 3) for _ in chosen)
+    shares = shares if any(shares) else (1,) * count
+    kind = dice.choice(("butterfly", "ring", "tree", "hierarchical"))
+    orders = {
+        "ring": dice.sample(range(count), count),
+        "hierarchical": dice.choices((0, 1), k=count),
+    }
+    return Advised(tuple(chosen), Layout(kind, shares, tuple(orders.get(kind, ()))))

@@ -61,6 +61,8 @@ WAKES_SHARE = 0.05
 PAIRS_SHARE = 0.12  # of the seeds, in which some pairs have no link
 RULE_SHARE = 0.05  # of the seeds, in which some lie about what they have of a broken attempt
 LOSSES_SHARE = 0.12  # of the seeds, in which messages of chosen kinds are lost
+SITUATIONS_SHARE = 0.1  # of the seeds, each with one of these (situations.py)
+SITUATIONS = ("candidate", "coordinator", "learner", "out", "stranger", "advice")
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -100,6 +102,7 @@ class Options:
     bans: int = 0  # peers that are found out to lie
     rule: bool = False  # a robust rule: nobody is believed to have made a chunk well
     losses: int = 0  # messages of one kind that are lost or late, mostly with a death soon after
+    situation: str = ""  # one of SITUATIONS
     min_trainers: int = 1  # of the run's specification ...
     asks: tuple[int, ...] = ()  # ... and what members ask for, one after the other
     outbound: str = ""  # names of hosts that can only dial out
@@ -128,8 +131,11 @@ def draw(seed: int) -> Options:
     luck = random.Random(f"losses {seed}")
     if drawn.hosts >= 2 and luck.random() < LOSSES_SHARE:
         drawn = replace(drawn, losses=luck.choice((2, 4, 8)))
+    luck = random.Random(f"situation {seed}")
+    if drawn.hosts >= 3 and not drawn.profile and luck.random() < SITUATIONS_SHARE:
+        drawn = replace(drawn, situation=luck.choice(SITUATIONS), faulty_s=9.0)
     luck = random.Random(f"wakes {seed}")
-    if not drawn.profile and luck.random() < WAKES_SHARE:
+    if not (drawn.profile or drawn.situation) and luck.random() < WAKES_SHARE:
         drawn = _fair(replace(_wakes(drawn, luck), profile="wakes"))
     return drawn
 

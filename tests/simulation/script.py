@@ -13,6 +13,7 @@ from simulation.arena import NAMES
 from simulation.fault import Fault
 from simulation.losses import losses
 from simulation.options import Options
+from simulation.situations import situations
 
 __all__ = ["FAILPOINTS", "SELDOM", "Fault", "draw_script"]
 
@@ -90,7 +91,7 @@ def draw_script(options: Options) -> list[Fault]:
         at_s += dice.expovariate(options.fault_rate)
         if at_s >= options.faulty_s:
             script += _bans(options, names) + _asks(options, names) + _starved(options, names)
-            script += losses(options, names)
+            script += losses(options, names) + situations(options, names)
             return sorted(script, key=lambda fault: fault.at_s)
         kind = dice.choice(options.kinds)
         fault = _draw(dice, options, kind, names, spare, at_s)
