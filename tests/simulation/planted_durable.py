@@ -232,4 +232,12 @@ DURABLE: tuple[Mutant, ...] = (
         "for run in report.runs}",
         test=RECORDS + "a_result_that_is_missing_is_not_held",
     ),
+    Mutant(
+        "a READY without its result halts the run",
+        "consensus",
+        "        if not possible and not held:\n",
+        "        if False:\n",
+        test=UNIT + "consensus.py::"
+        "test_a_round_that_was_not_committed_and_that_nobody_holds_is_not_lost",
+    ),
 )
