@@ -233,6 +233,13 @@ DURABLE: tuple[Mutant, ...] = (
         test=RECORDS + "a_result_that_is_missing_is_not_held",
     ),
     Mutant(
+        "operations that others have lost are fetched",
+        "member",
+        "        elif not self.unsynced and self._take_back(*base):\n            return\n",
+        "",
+        test=TEST + "operations_that_others_have_lost_are_taken_back_by_name",
+    ),
+    Mutant(
         "a READY without its result halts the run",
         "consensus",
         "        if not possible and not held:\n",
