@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits replay shrink \
-        traces nightly mutants scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
+        traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust bench-reachable bench-starved bench-first-state clean
 
 help:
@@ -34,7 +34,8 @@ help:
 	@echo "make traces  what the protocol does in 2,000 seeds is what it was, effect by effect; SEEDS=0..200"
 	@echo "             a part, SEED=N the trace of one, ARGS=--rewrite keeps what is found"
 	@echo "make nightly every trace, every golden file and whole grids: what make test takes the first of"
-	@echo "make mutants protocol faults planted on purpose: every one must be found"
+	@echo "make mutants protocol faults planted on purpose: every one must be found; make mutate SEED=20"
+	@echo "             COUNT=60: mutations that nobody has chosen; make simulate-coverage: what seeds reach"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
 	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
 	@echo "make bench-convergence   held-out loss against bytes sent, of every method; two hours, and it"
@@ -181,6 +182,7 @@ endif
 # `make test` takes the first points (tests/harness/grids.py). Half an hour of two cores.
 nightly: $(STAMP)
 	$(MAKE) traces
+	$(MAKE) mutate
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
@@ -188,6 +190,18 @@ nightly: $(STAMP)
 
 mutants: $(STAMP)
 	$(SIMULATION) --mutants --jobs $(JOBS)
+
+# What fewer than 20 of 5,000 seeds come to: rows of tables, outcomes of conditions.
+said = $(if $(findstring command,$(origin $(1))),$($(1)),$(2))
+FIVE_THOUSAND = --seeds $(call said,SEEDS,0..5000) --jobs $(JOBS) $(ARGS)
+
+simulate-coverage: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m simulation.coverage $(FIVE_THOUSAND)
+
+# SEED is that of the draw, COUNT how many are drawn. An hour of two cores for 60.
+mutate: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m simulation.mutate --seed $(call said,SEED,20) \
+	    --count $(call said,COUNT,60) $(FIVE_THOUSAND)
 
 scenarios-rewrite: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.scenario

@@ -318,12 +318,19 @@ class Admission:
         None as well while nobody can take over. ``spared``: who is not voted out for its silence.
         """
         bans = self._own.bans.due(self.view, alive)
+        gone = self._roster.removable(now_s).difference(spared) | self.leaving
+        other_rules = self._min_trainers != self.view.rules.min_trainers
+        named = tuple(map(self._where_it_is, self.view.members))
+        may_change = self.successor is not None or bool(self.view.newcomers)
+        may_change |= other_rules or named != self.view.members
+        if not (bans or gone or self.joiners or may_change):
+            return None
         out = {ban.peer for ban in (*self.view.banned, *bans)}
-        gone = self._roster.removable(now_s).difference(spared) | self.leaving | out
+        gone |= out
         back = {p for p, x in self.joiners.items() if self._is_newer(x.member)}
         kept = [
-            self._where_it_is(m)
-            for m in self.view.members
+            m
+            for m in named
             if (m.peer not in gone and m.peer not in back)
             or (m.peer == self.me and self.me not in self.leaving)
         ]
@@ -341,14 +348,14 @@ class Admission:
         left = rounds_left(self.view, self._own.completed)
         done = left and not all(left.values())  # who has served counts from the next view on
         same = members == self.view.members and coordinator == self.me
-        if same and not done and not bans and self._min_trainers == self.view.rules.min_trainers:
+        if same and not done and not bans and not other_rules:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
 
     def _where_it_is(self, member: Member) -> Member:
         """Return a member with the address that it advertises now: a restart may have moved it."""
         address = self.addresses.get(member.peer, "")
-        return replace(member, address=address) if address else member
+        return member if address in ("", member.address) else replace(member, address=address)
 
     def lacks_base(self, alive: set[bytes]) -> bool:
         """Return whether the run cannot go on from here, because its base is missing.

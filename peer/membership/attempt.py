@@ -153,12 +153,14 @@ class Attempt:
     @property
     def copies(self) -> dict[bytes, bytes]:
         """Return the replicas that hold a result, with its root; what attesters say is no copy."""
-        attesters, jury = self.attesters, self.jury
+        attesters = self.attesters
         copies = {peer: root for peer, root in self.ready.items() if peer not in attesters}
+        if not self.audited:
+            return copies
+        jury = self.jury
         votes = Counter(root for peer, root in copies.items() if peer in jury)
-        if self.audited and 2 * max(votes.values(), default=0) <= len(jury):
-            return {}  # one that lies may say that it has something, and lend it to all others
-        return copies
+        # One that lies may say that it has something, and lend it to all others.
+        return copies if 2 * max(votes.values(), default=0) > len(jury) else {}
 
     # ------------------------------------------------------------ commit
 

@@ -28,6 +28,8 @@ class Callers:
 
     def lasting(self) -> tuple[bytes, ...]:
         """Return who has been asking for so long that the coordinator is out of its reach."""
+        if not self._asked_s:
+            return ()
         self._forget()
         here = self._here
         limit_s = here.now_s - here.timing.cut_off_s

@@ -400,7 +400,7 @@ class Coordinator:
             weights = self.eligibility.weights(chosen, kind, fragment, tried)
         past: tuple[EntryOrigin, ...] = ()
         kept = b""
-        if last is not None and not self.eligibility.keeps_nothing(kind):
+        if last is not None and self.eligibility.may_keep(kind):
             past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(first, b"") if first else call.blob

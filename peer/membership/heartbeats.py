@@ -52,6 +52,7 @@ class Heartbeats:
         self._asked_trainers = (0, 0.0)  # what rounds are to need, until when that is repeated
         self._objects = ObjectSender()
         self._late = False  # by so much that the others wait longer
+        self._cached: tuple[tuple[object, ...], Heartbeat] | None = None  # the last, and its fields
 
     def soon(self) -> None:
         """Let the next heartbeat go at once: somebody waits for what has just changed."""
@@ -125,38 +126,42 @@ class Heartbeats:
         view, own = self._here.view, self._own
         tag = (view.lineage, view.number) if view is not None else self._joining.tag
         waiting = sorted(own.submissions.items())
-        return Heartbeat(
+        said = (  # in the order of Heartbeat's fields
             *tag,
-            inc=self._here.me.inc,
-            round=own.round,
-            chain=own.chain,
-            digest=own.digest,
-            digest_round=own.digest_round,
-            attached=own.attached,
-            arrived=tuple(fragment for fragment, _ in waiting),
-            weights=tuple(submission.weight for _, submission in waiting),
-            frozen=acceptor is not None and acceptor.frozen,
-            promised=acceptor.promised.number if acceptor else 0,
-            unsynced=own.unsynced,
-            progress_bytes=self.progress_bytes,
-            runs=own.runs(),
-            epoch=own.epoch,
-            fragments=own.fragments,
-            in_flight=own.rounds_in_flight,
-            operation=waiting[0][1].operation if waiting else None,
-            given=self._objects.digest(own.given),
-            terms=own.terms,
-            since=own.since,
-            outbound=self._here.outbound,
-            unlinked=self._here.unlinked(),
-            callers=self._callers.lasting(),
-            life=self._here.life,
-            began=self._here.outbox.began,
-            position=self._here.outbox.durable,
-            pending=own.pending,
-            resigned=self._here.resigned,
-            lag_s=self._here.lag_s(),
+            self._here.me.inc,
+            own.round,
+            own.chain,
+            own.digest,
+            own.digest_round,
+            own.attached,
+            tuple(fragment for fragment, _ in waiting),
+            tuple(submission.weight for _, submission in waiting),
+            acceptor is not None and acceptor.frozen,
+            acceptor.promised.number if acceptor else 0,
+            own.unsynced,
+            self.progress_bytes,
+            own.runs(),
+            own.epoch,
+            own.fragments,
+            own.rounds_in_flight,
+            waiting[0][1].operation if waiting else None,
+            self._objects.digest(own.given),
+            own.terms,
+            own.since,
+            self._here.outbound,
+            self._here.unlinked(),
+            self._callers.lasting(),
+            self._here.life,
+            self._here.outbox.began,
+            self._here.outbox.durable,
+            own.pending,
+            self._here.resigned,
+            self._here.lag_s(),
         )
+        cached = self._cached
+        if cached is None or said != cached[0]:  # a coordinator looks at its own at every step
+            cached = self._cached = (said, Heartbeat(*said))
+        return cached[1]
 
     # ------------------------------------------------------------ what somebody here asks for
 

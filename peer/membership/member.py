@@ -61,7 +61,7 @@ from atoll.peer.membership.messages import (
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.probation import CompletedRounds
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
-from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, entry_root
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, STEP, entry_root
 
 # Operations since the last step that can be taken back without fetching the state: some 200 bytes
 # for each. Of a power cut only those are lost that the kernel had not written, 30 s of them.
@@ -383,7 +383,8 @@ class MemberState:
         begin = self.begins.get(event.round)
         if begin is None or begin.attempt != event.attempt:
             return None
-        digests = event.digests[: DIGEST_BYTES * KEPT_MAX]
+        keeps_nothing = begin.kind == STEP and self.terms is not None and self.terms.keeps_nothing
+        digests = b"" if keeps_nothing else event.digests[: DIGEST_BYTES * KEPT_MAX]
         tag = (begin.lineage, begin.view, event.round, event.attempt)
         return Finals(*tag, digests, event.missing)
 
@@ -428,6 +429,8 @@ class MemberState:
 
     def runs(self) -> tuple[Run, ...]:
         """Return the attempts at hand, with the root of the one that we are READY for."""
+        if not self.begins and not self.held:
+            return ()
         known = {
             number: Run(number, begin.attempt, begin.fragment)
             for number, begin in self.begins.items()

@@ -268,7 +268,8 @@ class Commit(InView):
 class Terms:
     """Hold what the run's specification says of who counts in a round.
 
-    ``least`` is how many have to count; ``rule`` is the robust rule that needs them.
+    ``least`` is how many have to count; ``rule`` is the robust rule that needs them, if it bears
+    anybody.
     """
 
     probation: Annotated[int, Within(0, PROBATION_MAX)] = 0
@@ -281,6 +282,15 @@ class Terms:
     def __post_init__(self) -> None:
         if not self.rule.isprintable():
             raise ValueError("the name of a rule is printable")
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Return whether no step keeps chunks of a broken attempt.
+
+        Under a robust rule or an audit nobody's word is enough for that a chunk was made well, and
+        nobody else may have it.
+        """
+        return self.audited or bool(self.rule)
 
 
 NO_TERMS = Terms()  # who joins counts at once, and one peer is enough

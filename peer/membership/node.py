@@ -47,7 +47,7 @@ from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.outbox import Outbox
-from atoll.peer.membership.participation import too_few_trainers, wrong_weights
+from atoll.peer.membership.participation import too_few_trainers, wrong_kept, wrong_weights
 from atoll.peer.membership.phase import Phase, Trigger, next_phase
 from atoll.peer.membership.signing import Signatures, Signer
 from atoll.peer.membership.situation import Situation
@@ -95,7 +95,7 @@ class Node:
         self.bootstrap = Bootstrap(here, self.follower, self.joining)
         self.callers = Callers(here)
         self.heartbeats = Heartbeats(here, self.follower, self.joining, self.callers)
-        self._due_s = 0.0  # when we wanted to be called again
+        self._deadline_s: float | None = 0.0  # when we want to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
     # ------------------------------------------------------------ the contract
@@ -110,7 +110,7 @@ class Node:
                 self._recover(self._recovered)
             _EVENTS[type(event)](self, event)
             self._settle()
-            self._due_s = self.next_deadline_s() or here.now_s
+            self._deadline_s = self._next_deadline_s()
         return here.take_effects()
 
     def next_deadline_s(self) -> float | None:
@@ -118,6 +118,9 @@ class Node:
 
         None when there is nothing to wait for.
         """
+        return self._deadline_s
+
+    def _next_deadline_s(self) -> float | None:
         here = self._here
         if here.phase is Phase.LEFT:
             return None
@@ -183,10 +186,10 @@ class Node:
 
     def _discount_own_pause(self) -> None:
         here = self._here
-        pause_s = here.now_s - self._due_s
-        if self._due_s:
+        pause_s = here.now_s - self._deadline_s if self._deadline_s else 0.0
+        if self._deadline_s:
             here.lag.note(pause_s, here.now_s)
-        if self._due_s and pause_s > here.timing.heartbeat_s:
+        if pause_s > here.timing.heartbeat_s:
             if self.election is not None:
                 self.election.discount_pause(pause_s)
             if self.coordinator is not None:
@@ -709,7 +712,7 @@ class Node:
         wrong = ""
         if view is not None:
             wrong = too_few_trainers(begin, view, own.terms)
-            wrong = wrong or wrong_weights(begin, view, own.terms)
+            wrong = wrong or wrong_weights(begin, view, own.terms) or wrong_kept(begin, own.terms)
         if wrong:
             self._refuse(source, begin, wrong)
         elif not self.frozen:

@@ -4,7 +4,7 @@
 those who are there are enough and what each weighs, :class:`FlakyPeers` who sits out for a while,
 and :func:`opening` what BEGIN says of the call and of those left out. All are parts of the
 coordinator. What a member checks of that itself is here too: :func:`too_few_trainers`,
-:func:`wrong_weights`.
+:func:`wrong_weights`, :func:`wrong_kept`.
 """
 
 from __future__ import annotations
@@ -386,20 +386,19 @@ class Eligibility:
     def _counted(self, weights: Sequence[float]) -> int:
         return sum(weight > 0 for weight in weights)
 
+    def may_keep(self, kind: str) -> bool:
+        """Return whether an attempt may keep chunks that a broken one has finished.
+
+        The result of an operation is of one origin, so it keeps none.
+        """
+        return kind not in OPERATIONS and not (kind == STEP and self.terms.keeps_nothing)
+
     def owners(self, chosen: Sequence[bytes], kind: str) -> tuple[bool, ...]:
         """Return for each of ``chosen`` whether it may own a part of the result.
 
         An owner could send what it likes.
         """
         return tuple(kind != STEP or peer not in self._newcomers for peer in chosen)
-
-    def keeps_nothing(self, kind: str) -> bool:
-        """Return whether an attempt keeps no chunk of those before it.
-
-        Under a robust rule or an audit nobody's word is enough for a chunk to be kept, because
-        nobody else may have it: its participants would refuse such a BEGIN.
-        """
-        return kind in OPERATIONS or (kind == STEP and bool(self.terms.rule or self.terms.audited))
 
 
 def _in_turn(peers: list[bytes], count: int, turn: int) -> list[bytes]:
@@ -425,6 +424,14 @@ def too_few_trainers(begin: Begin, view: View, terms: Terms | None) -> str:
     here = len({*begin.participants, *begin.aside} & {*view.peers})
     count = trainers_needed(view, terms)
     return f"it has {here} trainers, and min_trainers is {count}" if here < count else ""
+
+
+def wrong_kept(begin: Begin, terms: Terms | None) -> str:
+    """Return why a member does not believe the chunks that an attempt keeps; "" if it does."""
+    if begin.kind != STEP or not begin.kept or terms is None or not terms.keeps_nothing:
+        return ""
+    under = f"under {terms.rule}" if terms.rule else "of an attempt that was not verified"
+    return f"it keeps chunks {under}"
 
 
 def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:

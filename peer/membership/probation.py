@@ -30,7 +30,7 @@ FIRST_STATE = 1  # the round of INIT, before which there is nothing, and in whic
 
 
 def terms_of(spec: RunSpec) -> Terms:
-    rule = spec.aggregate if spec.rule else ""
+    rule = spec.aggregate if spec.rule is not None and not spec.rule.is_mean else ""
     asynchronous = spec.is_asynchronous
     return Terms(
         spec.probation, spec.least_peers, rule, spec.audit, spec.min_trainers, asynchronous

@@ -31,6 +31,7 @@ class Roster:
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
         self._links: LinkGraph | None = LinkGraph()  # None: to be found anew
+        self._cached: tuple[float, set[bytes]] = (-1.0, set())  # who lived, and when that was asked
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
         """Note a sign of life; return False if it is not of the member that runs now.
@@ -44,6 +45,8 @@ class Roster:
             return False
         self._detector.heard(peer, now_s)
         self._refused.discard(peer)
+        if peer != self.me:
+            self._look_again()
         if beat is not None:
             if beat.unlinked != (known.unlinked if known is not None else ()):
                 self._links = None
@@ -66,6 +69,7 @@ class Roster:
     def refused(self, peer: bytes) -> None:
         if self.view.member(peer) is not None:
             self._refused.add(peer)
+            self._look_again()
 
     @property
     def gone(self) -> set[bytes]:
@@ -78,12 +82,20 @@ class Roster:
         """Count a member as silent from before this view on."""
         if self.view.member(peer) is not None:
             self._detector.silent_since(peer, since_s)
+            self._look_again()
 
     def silent_s(self, peer: bytes, now_s: float) -> float:
         return self._detector.silent_s(peer, now_s)
 
     def alive(self, now_s: float) -> set[bytes]:
-        return {p for p in self.view.peers if p == self.me or not self._is_dead(p, now_s)}
+        """Return who lives; the same set until something changes, so not to be changed."""
+        if self._cached[0] != now_s:
+            me, peers = self.me, self.view.peers
+            self._cached = (now_s, {p for p in peers if p == me or not self._is_dead(p, now_s)})
+        return self._cached[1]
+
+    def _look_again(self) -> None:
+        self._cached = (-1.0, set())
 
     def dead(self, now_s: float) -> set[bytes]:
         return set(self.view.peers) - self.alive(now_s)
@@ -178,6 +190,7 @@ class Roster:
     def discount_pause(self, pause_s: float) -> None:
         """Discount a pause in which we were stopped ourselves: nobody was silent meanwhile."""
         self._detector.discount_pause(pause_s)
+        self._look_again()
 
     def unheard(self, alive: set[bytes]) -> set[bytes]:
         """Return the living members that have not said anything in this view yet."""

@@ -63,6 +63,10 @@ class Succession:
         self._leads_since_s = now_s if self._leads_since_s is None else self._leads_since_s
         leads_s = now_s - self._leads_since_s
         self._heeds_callers = leads_s >= timing.callers_s - timing.cut_off_s
+        beats = self._roster.heartbeats.values()
+        if not any(beat.unlinked or beat.outbound or beat.callers for beat in beats):
+            self._since_s = self._cut_off_s = None  # all are placed alike
+            return None
         better = self._better(alive)
         calling = any(self._reach(peer)[2] for peer in better)
         self._since_s = (self._since_s or now_s) if better else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 from atoll.peer.net.wire import Within, message
@@ -143,9 +144,11 @@ class Banned:
 
 
 @message(wire="View")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class View:
     """Describe a view: its members in order, its coordinator, and the position that it builds on.
+
+    Who is in it is asked for all the time, so it is worked out once. (Slots have no room for that.)
 
     ``base_round`` and ``base_chain`` are the last round that every later one builds on.
 
@@ -187,15 +190,15 @@ class View:
         if len(out) < len(self.banned):
             raise ValueError("a view names each banned peer once")
 
-    @property
+    @cached_property
     def peers(self) -> tuple[bytes, ...]:
         return tuple(member.peer for member in self.members)
 
-    @property
+    @cached_property
     def replicas(self) -> tuple[bytes, ...]:
         return tuple(member.peer for member in self.members if member.role == REPLICA)
 
-    @property
+    @cached_property
     def witnesses(self) -> tuple[bytes, ...]:
         return tuple(member.peer for member in self.members if member.role == WITNESS)
 
@@ -205,8 +208,12 @@ class View:
         policy = self.rules.policy
         return policy == "any" or (policy == "auto" and len(self.members) == 2)
 
+    @cached_property
+    def _by_peer(self) -> dict[bytes, Member]:
+        return {member.peer: member for member in self.members}
+
     def member(self, peer: bytes) -> Member | None:
-        return next((member for member in self.members if member.peer == peer), None)
+        return self._by_peer.get(peer)
 
     def is_banned(self, peer: bytes) -> bool:
         return any(ban.peer == peer for ban in self.banned)
@@ -229,7 +236,7 @@ def is_quorum(view: View, peers: Collection[bytes]) -> bool:
     In a bootstrap view no tie-breaker may go on alone: it may hold nothing, and the other half what
     is left.
     """
-    present = sum(member.peer in peers for member in view.members)
+    present = sum(map(peers.__contains__, view.peers))
     is_half = 2 * present == len(view.members)
     half_with_tie_breaker = is_half and view.members[0].peer in peers and view.number > 0
     return 2 * present > len(view.members) or half_with_tie_breaker

@@ -171,10 +171,10 @@ class AttemptRun:
         """Return the digests of the chunks that a retry may keep; empty if it may keep none.
 
         Where every participant has a slot in a chunk, those of an attempt with others would not
-        fit: it begins anew. So it does with a robust rule or an audit: nobody is believed to have a
-        chunk that others have not.
+        fit: it begins anew. What may not be kept for want of trust is the machine's decision
+        (``Terms.keeps_nothing``).
         """
-        if self.rule or self.terms or isinstance(self.result.codec, Gathered):
+        if isinstance(self.result.codec, Gathered):
             return b""
         return self.result.packed_digests
 
@@ -505,9 +505,6 @@ class AttemptTable:
         rule = rule_of(begin, state)
         audits = self._peer.audits
         terms = audits.terms_of(begin, state.spec, grid) if state is not None else None
-        if kept and (rule is not None or terms is not None):
-            why = "under a rule" if terms is None else "of an attempt that was not verified"
-            raise RemoteProtocolError(f"BEGIN of round {begin.round} keeps chunks {why}")
         if rule is not None:  # of a result that is copied, too
             rule.check(sum(weight > 0 for weight in begin.weights))
         before, spare = self._by_round.get(begin.round), self._peer.replica.log.spare

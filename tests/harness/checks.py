@@ -17,6 +17,7 @@ from atoll.peer.membership.operations import unpack_objects
 from atoll.peer.membership.view import View
 from harness.bounds import held_items
 from harness.decisions import Decisions
+from harness.statements import Statements
 from harness.values import Contribution, Entry, Mean, State, chunk_after, giver_of
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Checker:
         self._reduced: dict[Begin, tuple[Contribution, ...]] = {}
         self._said: dict[object, dict[int, ms.Ready]] = {}  # by whose memory it is (Host.memory)
         self._frozen: dict[object, tuple[bytes, int]] = {}
+        self.statements = Statements(self.views, self._history)
 
     @property
     def latest(self) -> View:
@@ -66,6 +68,7 @@ class Checker:
             return
         self.decisions.decided(host, view)
         self.views[view.lineage, view.number] = view
+        self.statements.installed(view)
         self._begun |= {view.base_round} if view.number == 1 else set()
         if view.base_round in self._begun:  # nothing was trained yet, or since it was resumed
             self._founders |= {*view.peers, *(gone.peer for gone in view.absent)}
@@ -148,6 +151,7 @@ class Checker:
             again = sorted(earlier & parts)
             assert not again, f"invariant 4: {again} counted again in round {begin.round}"
         self._history[entry.chain] = (entry.before, parts)
+        self.statements.applied(begin, entry.chain)
         before = list(self.truth.get(entry.before, ()))
         size = max(len(before), entry.first + len(entry.means))
         before += [b""] * (size - len(before))
@@ -241,6 +245,7 @@ class Checker:
     def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
         """READY is not taken back, and not said any more after a promise."""
         self.decisions.watch(host, event, effects)
+        self.statements.watch(host, event, effects)
         memory = host.memory
         said = self._said.setdefault(memory, {})
         if said and type(event) is ev.Received:

@@ -28,7 +28,7 @@ from atoll.peer.membership.view import Ballot, Member, Rules, View, genesis_chai
 if TYPE_CHECKING:
     from harness.host import Host
 
-__all__ = ["Decisions"]
+__all__ = ["Decisions", "suffice"]
 
 Place = tuple[bytes, int]  # a lineage, and a view in it
 Position = tuple[int, bytes]  # a round, and its chain
@@ -227,7 +227,7 @@ class Decisions:
         for ban in view.banned[count:]:
             believers = self.believers.get(ban.peer, set())
             text = f"invariant 9: view {view.number} names a ban that {len(believers)} believe"
-            assert _suffice(before, believers), text
+            assert suffice(before, believers), text
 
     def _ballots(self, place: Place, view: View, before: View) -> dict[Ballot, set[bytes]]:
         """Who has voted for it, in which ballot; only those lives that the view before names."""
@@ -242,9 +242,9 @@ class Decisions:
     def _has_quorum(self, view: View, before: View, ballots: dict[Ballot, set[bytes]]) -> None:
         most = max((len(cast) for cast in ballots.values()), default=0)
         wrong = f"invariant 8: view {view.number} has {most} of {len(before.members)} votes"
-        assert any(_suffice(before, cast) for cast in ballots.values()), wrong
+        assert any(suffice(before, cast) for cast in ballots.values()), wrong
         for ballot, cast in ballots.items():
-            if not _suffice(before, cast):
+            if not suffice(before, cast):
                 continue
             if ballot.number == 0:
                 alone = ballot.peer == before.coordinator
@@ -252,7 +252,7 @@ class Decisions:
                 continue
             place = (before.lineage, before.number), ballot
             promised = {ballot.peer, *self._promised.get(place, ())}  # its own is heard by itself
-            assert _suffice(before, promised), f"{wrong}: {len(promised)} promises"
+            assert suffice(before, promised), f"{wrong}: {len(promised)} promises"
 
     def _forks(self, view: View, before: View, ballots: dict[Ballot, set[bytes]]) -> None:
         assert self.rules is not None
@@ -303,7 +303,7 @@ def _position(host: Host, lineage: bytes) -> Position:
     return own.round, own.chain or genesis_chain(lineage)
 
 
-def _suffice(view: View, peers: set[bytes]) -> bool:
+def suffice(view: View, peers: set[bytes]) -> bool:
     """More than half of the voters, or exactly half with the first of them."""
     present = sum(peer in peers for peer in view.peers)
     return 2 * present > len(view.members) or (

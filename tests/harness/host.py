@@ -64,6 +64,10 @@ class Host:
     skew_s: float = 0.0
     traps: list[Trap] = field(default_factory=list)  # several hosts may share one
     disk: Disk | None = None  # of a durable home
+    peer: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = self.node.me.peer
 
     def region(self, fragment: int) -> int:
         """The submission that the machine would contribute now, 0 for none."""
@@ -75,10 +79,6 @@ class Host:
     def memory(self) -> object:
         """What this process has of former ones: with a durable home, what they have said."""
         return (self.disk.memory, self.node.me.inc) if self.disk is not None else self
-
-    @property
-    def peer(self) -> bytes:
-        return self.node.me.peer
 
     @property
     def round(self) -> int:

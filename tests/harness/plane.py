@@ -205,6 +205,7 @@ class DataPlane:
             return
         job.complete = True
         if host.garbles:
+            self._world.checker.statements.bad_memory = True
             first = job.finals[0]
             job.finals[0] = Mean(first.parts, first.weights, first.chunk, host.peer)
         job.root = root_of(begin, job.finals, self.kept(host, begin))
@@ -312,6 +313,7 @@ class DataPlane:
         host.tainted = (host.tainted or bool(host.flipped) or doubted) and not checker.is_true(
             state
         )
+        checker.statements.bad_memory |= host.tainted
         host.state = state
         host.digests[state.round] = state.digest
         if len(host.digests) > 64:

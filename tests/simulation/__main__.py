@@ -12,7 +12,6 @@ and `make mutants` are the same.
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
+from simulation.arguments import jobs, seeds
 from simulation.mutants import gate
 from simulation.options import draw
 from simulation.run import Outcome, run_script, run_seed
@@ -101,23 +101,6 @@ def smallest(seed: int) -> int:
     print("\n".join(outcome.trace.splitlines()[-TAIL_LINES:]))
     print(outcome.failure or "does not fail")
     return bool(outcome.failure)
-
-
-def seeds(text: str) -> tuple[int, int]:
-    """``A..B``: from A to before B, at least one seed: a run of none would pass."""
-    found = re.fullmatch(r"(\d+)\.\.(\d+)", text, re.ASCII)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not A..B, for example 0..1000")
-    first, end = int(found[1]), int(found[2])
-    if first >= end:
-        raise argparse.ArgumentTypeError(f"{text!r} is no seed at all: B itself is not run")
-    return first, end
-
-
-def jobs(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,3}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, 1 or more")
-    return int(text)
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,17 +12,20 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 
 from harness.bounded import BoundedNode
 from harness.host import Host
+from harness.tracing import trace_name
 from harness.values import State
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import Recovered
-from atoll.peer.membership.messages import BootstrapConfig
+from atoll.peer.membership.messages import Accept, Begin, BootstrapConfig, Finals
 from atoll.peer.membership.operations import Call, Operation
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import (
@@ -36,6 +39,7 @@ from atoll.peer.membership.view import (
 )
 from atoll.peer.net import wire
 from atoll.peer.rounds.entries import GATHER, REDUCE
+from simulation.losses import Loss
 from simulation.options import NAMES, Options
 from simulation.seal import Seal
 
@@ -89,6 +93,8 @@ class Arena(World):
         self.latest_s = 0.0  # when the last message that is under way arrives
         self.corrupt: set[tuple[bytes, bytes]] = set()  # the next message gets a wrong byte
         self.unreadable: set[bytes] = set()
+        self.losses: list[Loss] = []  # that wait for their message
+        self.last_hit = ""
         self._delays: dict[tuple[bytes, bytes], float] = {}
         self._last_s: dict[tuple[bytes, bytes], float] = {}
         self._held: dict[tuple[bytes, bytes], list[Callable[[], None]]] = {}
@@ -104,6 +110,7 @@ class Arena(World):
         self.checker.min_trainers = options.min_trainers
         self.first_event = options.configured
         self.call_of = self._call_of
+        self._carry[ev.Connect] = self._connect
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
 
@@ -117,7 +124,9 @@ class Arena(World):
 
     def _call_of(self, host: Host) -> Call:
         """The same at all trainers that stand at the same round, unless one is out of step."""
-        out_of_step = self.options.calls and self.dice.random() < OUT_OF_STEP
+        if not self.options.calls:
+            return None
+        out_of_step = self.dice.random() < OUT_OF_STEP
         where = f"{self.options.seed} {host.round} {host.name if out_of_step else ''}"
         dice = random.Random(where)
         if dice.random() >= self.options.calls:
@@ -201,10 +210,68 @@ class Arena(World):
             self.corrupt.discard(way)
             self._send_corrupt(host, target, message)
             return
+        if self.losses and self._is_hit(host, target, message):
+            return
+        if self.options.rule and type(message) is Finals:  # all lie, and nobody believes it
+            made_up = sha256(host.peer).digest() * (self.chunks // self.fragments)
+            message = replace(message, digests=made_up)
         if self.streams:
             self._send_stream(host, target, way, ev.Received(host.peer, message))
         else:
             self._send_datagram(target, way, ev.Received(host.peer, message))
+
+    def _is_hit(self, host: Host, target: Host, message: object) -> bool:
+        """Let the losses act that have waited for this message; return whether it is lost."""
+        kind = trace_name(type(message))
+        if type(message) is Begin and message.round in target.node.follower.begins:
+            kind = "Retry"
+        elif type(message) is Accept and (message.proposal.rollback or message.proposal.fork):
+            kind = "Flagged"
+        for loss in self.losses:
+            one = host if loss.way == "from" else target
+            if loss.kind == kind and one.name in loss.names:
+                break
+        else:
+            return False
+        loss.left -= 1
+        if loss.left <= 0:
+            self.losses.remove(loss)
+        self.seen[f"{loss.act} {kind}"] += 1
+        self.last_hit = host.name
+        self.log("{}->{} {}: {}", host.name, target.name, kind, loss.act)
+        if loss.act == "wake":
+            self._wake(host, loss.for_s)
+            return False
+        if loss.act == "cut":
+            self.isolate(one, loss.for_s)
+        elif self.streams:  # of which nothing is lost, unless the link is
+            self.break_link(host, target)
+        elif loss.act == "late":
+            event = ev.Received(host.peer, message)
+            when_s = self.now_s + loss.for_s
+            self.latest_s = max(self.latest_s, when_s)
+            self.at(when_s, lambda: self.deliver(target, event))
+        return True
+
+    def _wake(self, host: Host, then_s: float) -> None:
+        """Whoever was stopped or cut off is back right now; this one dies in a moment."""
+        self.mend()
+        for other in self.living():
+            if other.paused:
+                self.after(0.0, partial(self._resume, other))
+        self.after(then_s, lambda: self.may_die(host) and self.kill(host.name))
+
+    def _resume(self, host: Host) -> None:
+        if host.alive and host.paused:
+            self.resume(host.name)
+
+    def isolate(self, host: Host, for_s: float) -> None:
+        """It hears nobody and nobody hears it, for a while."""
+        others = self.hosts.keys() - {host.peer}
+        ways = {way for peer in others for way in ((host.peer, peer), (peer, host.peer))}
+        new = ways - self.cuts
+        self.cuts |= new
+        self.after(for_s, lambda: self.mend(new))
 
     def _send_datagram(self, target: Host, way: tuple[bytes, bytes], event: ev.Event) -> None:
         dice = self.dice
@@ -310,6 +377,14 @@ class Arena(World):
         if current is there or not self.is_linked(here, current):
             self.deliver(here, ev.LinkDown(there.peer, why))
         self.dial(here, there.peer)
+
+    def _connect(self, host: Host, effect: ev.Connect) -> None:
+        """To the address where that peer listens; "" is of a founder that has not called yet."""
+        known = self.hosts.get(effect.peer)
+        at = f"{known.name}:1" if known is not None else "of nobody"
+        right = known is not None and effect.address in (at, "")
+        assert right, f"{host.name} dials {effect.peer!r} at {effect.address!r}, which is {at}"
+        self.dial(host, effect.peer)
 
     def dial(self, host: Host, peer: bytes) -> None:
         """As the shell does: again and again, until it has the link or the process is gone."""

@@ -11,6 +11,7 @@ takes part in the election: of that there are scripts (test_durable_restarts.py)
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import traceback
@@ -22,9 +23,10 @@ from harness.host import Host, Trap
 
 from atoll.peer.membership.view import View, is_quorum
 from simulation.arena import Arena
+from simulation.fault import Fault
 from simulation.faults import Faults
 from simulation.liveness import goal_reached
-from simulation.options import NAMES, Options, draw
+from simulation.options import NAMES, Options, draw_usual
 from simulation.run import (
     COMMIT_S,
     DRAIN_S,
@@ -35,7 +37,7 @@ from simulation.run import (
     _has_formed,
     _until,
 )
-from simulation.script import Fault, draw_script
+from simulation.script import draw_script
 
 __all__ = ["DurableFaults", "draw_durable", "durable_script", "run_durable"]
 
@@ -49,7 +51,7 @@ TRAPS = ("Persist", "Persist", "Ready", "Promise", "Accepted", "Commit", "Begin"
 
 
 def draw_durable(seed: int) -> Options:
-    plain, luck = draw(seed), random.Random(f"durable {seed}")
+    plain, luck = draw_usual(seed), random.Random(f"durable {seed}")
     kinds = tuple(kind for kind in plain.kinds if kind in KINDS) or ("kill",)
     hosts = luck.choice((2, 3, 3, 3, 4, 5, 5, 7))
     return replace(
@@ -204,6 +206,7 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
     arena.checker.may_lose_operations = True
     arena.tracing = tracing
     failure = verdict = ""
+    gc.disable()  # as run_script does
     try:
         verdict = _run(arena, options, durable_script(options) if script is None else script)
     except AssertionError as error:
@@ -212,6 +215,8 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}:{place.lineno}"
         failure = f"crash in {where}: {type(error).__name__}: {error}"
+    finally:
+        gc.enable()
     views, trace = len(arena.checker.views), arena.tail(100_000) if tracing else ""
     seen = {what: count for what, count in sorted(arena.seen.items()) if count}
     for kind in ("recovered", "amnesia", "restarted", "excluded"):

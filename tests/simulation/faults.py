@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from harness.host import Host, Trap
 from harness.world import peer_id
 
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.layout import Advised, Layout
 from simulation.arena import Arena
-from simulation.script import Fault
+from simulation.fault import Fault
+from simulation.losses import Loss
 
 __all__ = ["Faults"]
+
+LOOK_AGAIN_S = 0.02  # for whoever is in a phase that may last a moment only
 
 
 class Faults:
@@ -61,6 +66,7 @@ class Faults:
         # What a clogged link holds arrives when it was going to, also from those who are dead.
         self.drain_s = max(0.0, arena.latest_s - arena.now_s)
         arena.clogs.clear()
+        arena.losses.clear()
         arena.corrupt.clear()
         arena.unusable = ""
         arena.loss = arena.double = arena.late = 0.0
@@ -138,6 +144,20 @@ class Faults:
         back = Fault(0.0, "back", host.name, trap.away_s)
         self._undo(back, lambda: self._restart(host))
 
+    def _lead(self) -> str:
+        """Whoever coordinates now, in one lineage if there are several."""
+        return "".join(host.name for host in self.arena.living() if host.leads)[:1]
+
+    def _kill_lead(self, fault: Fault) -> None:
+        self._kill(replace(fault, who=self._lead()))
+
+    def _pause_lead(self, fault: Fault) -> None:
+        self._pause(replace(fault, who=self._lead()))
+
+    def _kill_hit(self, fault: Fault) -> None:
+        """Whoever a loss has hit last, as the sender of what was lost or comes late."""
+        self._kill(replace(fault, who=self.arena.last_hit))
+
     def _pause(self, fault: Fault) -> None:
         for host in self._hosts(fault):
             if host.alive and not host.paused:
@@ -173,6 +193,17 @@ class Faults:
 
     _mass_leave = _leave
 
+    def _leave_as(self, fault: Fault) -> None:
+        """The first that is in this phase leaves; nobody takes over from it before it is gone."""
+        arena = self.arena
+        found = [h for h in self._hosts(fault) if h.alive and h.node.phase.value == fault.detail]
+        for host in found[:1]:
+            self._leave(replace(fault, who=host.name))
+            if host.name in self.left and host.alive:
+                arena.isolate(host, arena.timing.leave_s + 1.0)
+        if not self.left:
+            self._undo(replace(fault, lasts_s=LOOK_AGAIN_S), lambda: self._leave_as(fault))
+
     def _ban(self, fault: Fault) -> None:
         """It is found out, and stops when it hears of it, or goes on for as long as it can."""
         arena, (kind, *names) = self.arena, fault.detail.split()
@@ -203,6 +234,26 @@ class Faults:
             if host.alive and host.node.view is not None:
                 self.arena.seen["asked"] += 1
                 self.arena.give(host.name, ev.TrainersAsked(int(fault.detail)))
+
+    def _stranger(self, fault: Fault) -> None:
+        """Somebody with another specification asks to come in, again and again, and never is."""
+        arena = self.arena
+        if peer_id(fault.who) in arena.hosts:
+            return
+        host = arena.add_host(fault.who)
+        self.left.add(host.name)
+        arena.deliver(host, replace(arena.options.configured, spec="another"))
+        for other in arena.living():
+            if other is not host:
+                arena.dial(host, other.peer)
+
+    def _advise(self, fault: Fault) -> None:
+        """What measurements say of the members, of all or some: every peer's planner says it."""
+        for host in self.arena.living():
+            view, dice = host.node.view, random.Random(fault.detail)
+            if view is not None and view.number > 0:
+                peers = sorted(view.replicas)
+                self.arena.deliver(host, _advice(peers, dice))
 
     def _join(self, fault: Fault) -> None:
         arena = self.arena
@@ -286,6 +337,11 @@ class Faults:
         if len(fault.who) == 2:
             self.arena.corrupt.add((peer_id(fault.who[0]), peer_id(fault.who[1])))
 
+    def _lose(self, fault: Fault) -> None:
+        kind, act, count, way = fault.detail.split()
+        loss = Loss(kind, int(count), way, fault.who, act, fault.lasts_s)
+        self.arena.losses.append(loss)
+
     # ------------------------------------------------------------ trainers and bytes
 
     def _hang(self, fault: Fault) -> None:
@@ -329,3 +385,17 @@ class Faults:
         arena = self.arena
         arena.unusable = fault.who[0]
         self._undo(fault, lambda: setattr(arena, "unusable", ""))
+
+
+def _advice(peers: list[bytes], dice: random.Random) -> Advised:
+    """Any advice that a planner could give: of whom, along which trees, and who owns how much."""
+    chosen = sorted(dice.sample(peers, dice.randint(max(1, len(peers) - 1), len(peers))))
+    count = len(chosen)
+    shares = tuple(dice.randint(0, 3) for _ in chosen)
+    shares = shares if any(shares) else (1,) * count
+    kind = dice.choice(("butterfly", "ring", "tree", "hierarchical"))
+    orders = {
+        "ring": dice.sample(range(count), count),
+        "hierarchical": dice.choices((0, 1), k=count),
+    }
+    return Advised(tuple(chosen), Layout(kind, shares, tuple(orders.get(kind, ()))))

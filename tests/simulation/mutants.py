@@ -11,16 +11,12 @@ does. A change that no longer fits its source is an error: then the mutant must 
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import CodeType, ModuleType
 
+from simulation.altered import alter
 from simulation.planted import MUTANTS, Mutant
 from simulation.planted_durable import DURABLE
 
@@ -36,57 +32,33 @@ ALL = (*MUTANTS, *DURABLE)
 def plant(name: str) -> None:
     """From now on this process imports the mutated module. Before atoll.peer is imported."""
     mutant = next(m for m in ALL if m.name == name)
-    target = f"atoll.peer.membership.{mutant.module}"
-    assert target not in sys.modules, f"{target} was imported before the fault was planted"
-    sys.meta_path.insert(0, _Finder(target, mutant))
 
+    def act(source: str) -> str:
+        fits = source.count(mutant.before) == 1
+        assert fits, f"mutant {mutant.name!r} does not fit {mutant.module}.py"
+        return source.replace(mutant.before, mutant.after)
 
-class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, target: str, mutant: Mutant) -> None:
-        self._target = target
-        self._mutant = mutant
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._target:
-            return None
-        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        assert found is not None
-        assert found.origin is not None
-        loader = _Loader(fullname, found.origin)
-        loader.mutant = self._mutant
-        return importlib.util.spec_from_file_location(fullname, found.origin, loader=loader)
-
-
-class _Loader(importlib.machinery.SourceFileLoader):
-    mutant: Mutant
-
-    def get_code(self, fullname: str) -> CodeType:
-        source = Path(self.path).read_text("utf-8")
-        mutant = self.mutant
-        assert source.count(mutant.before) == 1, f"mutant {mutant.name!r} does not fit {self.path}"
-        return compile(source.replace(mutant.before, mutant.after), self.path, "exec")
+    alter({mutant.module: act})
 
 
 # ---------------------------------------------------------------- the gate
 
 
-def first_failure(name: str, first: int, end: int) -> str:
+def first_failure(name: str, first: int, end: int, *, durable: bool = False) -> str:
     """In processes of their own: "SEED INVARIANT" of the first seed that fails with the fault
     planted and does not without it, or nothing."""
     while first < end:
-        found = _first_of(name, first, end)
+        found = _first_of(name, first, end, durable=durable)
         if not found:
             return ""
         seed = int(found.split()[0])
-        if not _first_of("", seed, seed + 1):
+        if not _first_of("", seed, seed + 1, durable=durable):
             return found
         first = seed + 1
     return ""
 
 
-def _first_of(name: str, first: int, end: int, durable: bool = False) -> str:
+def _first_of(name: str, first: int, end: int, *, durable: bool) -> str:
     how = ["--durable"] if durable else []
     done = subprocess.run(
         [sys.executable, "-m", "simulation.mutants", name, *how, f"{first}..{end}"],
@@ -110,15 +82,17 @@ def caught(mutant: Mutant) -> tuple[Mutant, str]:
         )
         assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
         return mutant, f"test {mutant.test}" if done.returncode == 1 else ""
+    durable = mutant in DURABLE
+    what = "durable seed" if durable else "seed"
     if mutant.seed is not None:
-        found = _first_of(mutant.name, mutant.seed, mutant.seed + 1, durable=True)
-        well = not _first_of("", mutant.seed, mutant.seed + 1, durable=True)
-        return mutant, f"durable seed {found}" if found and well else ""
+        found = first_failure(mutant.name, mutant.seed, mutant.seed + 1, durable=durable)
+        if found:
+            return mutant, f"{what} {found}"
     first = 0
     for end in STEPS:  # the cheap ones are found soon
-        found = first_failure(mutant.name, first, end)
+        found = first_failure(mutant.name, first, end, durable=durable)
         if found:
-            return mutant, f"seed {found}"
+            return mutant, f"{what} {found}"
         first = end
     return mutant, ""
 

@@ -15,7 +15,7 @@ from atoll.peer.membership.events import Configured
 from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.view import Rules
 
-__all__ = ["FAULT_KINDS", "NAMES", "PROFILES", "Options", "draw"]
+__all__ = ["FAULT_KINDS", "NAMES", "PROFILES", "Options", "draw", "draw_usual"]
 
 # Weighted: what one seed may do to a run. "burst" needs the datagram network.
 FAULT_KINDS = (
@@ -55,7 +55,14 @@ RARE = {"flip", "garble", "mass_leave", "leave", "mass_join"}
 PROFILES = {"": 87, "holders": 4, "split": 4, "power": 4, "birth": 1}
 
 
+# Of the seeds without a profile: in these, who wakes up after a rollback is ahead of it when the
+# next election comes.
+WAKES_SHARE = 0.05
 PAIRS_SHARE = 0.12  # of the seeds, in which some pairs have no link
+RULE_SHARE = 0.05  # of the seeds, in which some lie about what they have of a broken attempt
+LOSSES_SHARE = 0.12  # of the seeds, in which messages of chosen kinds are lost
+SITUATIONS_SHARE = 0.1  # of the seeds, each with one of these (situations.py)
+SITUATIONS = ("candidate", "coordinator", "learner", "out", "stranger", "advice")
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -93,6 +100,9 @@ class Options:
     probation: int = 0  # rounds of who joins
     least: int = 1  # peers that have to count in a round
     bans: int = 0  # peers that are found out to lie
+    rule: bool = False  # a robust rule: nobody is believed to have made a chunk well
+    losses: int = 0  # messages of one kind that are lost or late, mostly with a death soon after
+    situation: str = ""  # one of SITUATIONS
     min_trainers: int = 1  # of the run's specification ...
     asks: tuple[int, ...] = ()  # ... and what members ask for, one after the other
     outbound: str = ""  # names of hosts that can only dial out
@@ -104,7 +114,8 @@ class Options:
 
     @property
     def configured(self) -> Configured:
-        terms = Terms(self.probation, self.least, min_trainers=self.min_trainers)
+        rule = "trimmed(f=1)" if self.rule else ""
+        terms = Terms(self.probation, self.least, rule, min_trainers=self.min_trainers)
         return Configured("spec", self.fragments, self.in_flight, terms)
 
     def text(self) -> str:
@@ -112,6 +123,24 @@ class Options:
 
 
 def draw(seed: int) -> Options:
+    """Return what this seed is. What is seldom is drawn by a luck of its own: without any of it a
+    seed is the usual one."""
+    drawn = draw_usual(seed)
+    if random.Random(f"rule {seed}").random() < RULE_SHARE:
+        drawn = replace(drawn, rule=True)
+    luck = random.Random(f"losses {seed}")
+    if drawn.hosts >= 2 and luck.random() < LOSSES_SHARE:
+        drawn = replace(drawn, losses=luck.choice((2, 4, 8)))
+    luck = random.Random(f"situation {seed}")
+    if drawn.hosts >= 3 and not drawn.profile and luck.random() < SITUATIONS_SHARE:
+        drawn = replace(drawn, situation=luck.choice(SITUATIONS), faulty_s=9.0)
+    luck = random.Random(f"wakes {seed}")
+    if not (drawn.profile or drawn.situation) and luck.random() < WAKES_SHARE:
+        drawn = _fair(replace(_wakes(drawn, luck), profile="wakes"))
+    return drawn
+
+
+def draw_usual(seed: int) -> Options:
     dice = random.Random(seed)
     hosts = dice.choice((1, 2, 2, 3, 3, 3, 3, 4, 4, 5, 5, 6, 7, 9))
     if dice.random() < 0.005:
@@ -155,8 +184,26 @@ def draw(seed: int) -> Options:
         restart_s=dice.choice((0.3, 1.5, 3.0)),
         kinds=tuple(sorted(kinds)) or ("kill",),
     )
-    luck = random.Random(f"calls {seed}")  # of its own: seeds without any stay what they were
-    if fragments == 1 and luck.random() < 0.4:
+    plain = _with_pairs(_with_extras(plain))
+    profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
+    bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
+    return _fair(replace(bend(plain, dice), profile=profile) if bend is not None else plain)
+
+
+def _fair(drawn: Options) -> Options:
+    """With fewer replicas than have to count no round is ever begun, and rightly so."""
+    replicas = drawn.hosts - drawn.witnesses
+    if drawn.profile == "power" or drawn.bootstrap == "cradle":  # who founds together is linked
+        drawn = replace(drawn, outbound="", unlinkable=())
+    drawn = drawn if replicas >= drawn.least else replace(drawn, least=1)
+    return drawn if replicas >= drawn.min_trainers else replace(drawn, min_trainers=1)
+
+
+def _with_extras(plain: Options) -> Options:
+    """Each drawn by a luck of its own: seeds without any stay what they are."""
+    seed, hosts = plain.seed, plain.hosts
+    luck = random.Random(f"calls {seed}")
+    if plain.fragments == 1 and luck.random() < 0.4:
         plain = replace(plain, calls=luck.choice((0.2, 0.5, 1.0)))
     luck = random.Random(f"terms {seed}")
     if luck.random() < 0.3:
@@ -171,16 +218,7 @@ def draw(seed: int) -> Options:
         plain = replace(plain, min_trainers=luck.choice((2, 2, min(3, hosts - plain.witnesses))))
     if luck.random() < 0.15:
         plain = replace(plain, asks=tuple(luck.choices((1, 2, 3), k=luck.choice((1, 2)))))
-    plain = _with_pairs(plain)
-    profile = dice.choices(tuple(PROFILES), tuple(PROFILES.values()))[0]
-    bend = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}.get(profile)
-    bent = replace(bend(plain, dice), profile=profile) if bend is not None else plain
-    # With fewer replicas than have to count no round is ever begun, and rightly so.
-    replicas = bent.hosts - bent.witnesses
-    if bent.profile == "power" or bent.bootstrap == "cradle":  # who founds together is linked
-        bent = replace(bent, outbound="", unlinkable=())
-    bent = bent if replicas >= bent.least else replace(bent, least=1)
-    return bent if replicas >= bent.min_trainers else replace(bent, min_trainers=1)
+    return plain
 
 
 def _with_pairs(plain: Options) -> Options:
@@ -212,6 +250,21 @@ def _holders(plain: Options, dice: random.Random) -> Options:
         log_rounds=16,
         faulty_s=12.0,
         fault_rate=0.2,
+    )
+
+
+def _wakes(plain: Options, dice: random.Random) -> Options:
+    """A rollback, and who is ahead of it needs a while to get back."""
+    held = _holders(plain, dice)
+    delay_s, load_s = dice.choice((0.06, 0.15)), dice.choice((0.4, 0.8))
+    return replace(
+        held,
+        on_lost="rollback",
+        inner_s=0.2,
+        delay_s=delay_s,
+        load_s=load_s,
+        faulty_s=16.0,
+        losses=0,
     )
 
 

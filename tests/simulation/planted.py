@@ -16,7 +16,7 @@ class Mutant:
     before: str
     after: str
     test: str = ""  # file::name below tests/, if seeds are not to be relied on
-    seed: int | None = None  # of runs with durable homes (durable.py) that finds it
+    seed: int | None = None  # that has found it: it is tried before the others
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -336,16 +336,15 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "operations keep chunks",
         "participation",
-        "return kind in OPERATIONS or (kind == STEP and",
-        "return (kind == STEP and",
+        "return kind not in OPERATIONS and not",
+        "return not",
         test=UNIT + "calls.py::test_a_death_in_a_reduction_leaves_nothing_of_the_dead",
     ),
     Mutant(
         "a robust round keeps what one peer has",
         "participation",
-        "(kind == STEP and bool(self.terms.rule or self.terms.audited))",
-        "False",
-        test=UNIT + "eligibility.py::test_under_a_rule_or_an_audit_a_retry_keeps_nothing",
+        "and not (kind == STEP and self.terms.keeps_nothing)",
+        "",
     ),
     Mutant(
         "the slow count as dead",
@@ -457,6 +456,48 @@ MUTANTS: tuple[Mutant, ...] = (
         "alone = self.proposal is None and self._electorate.is_hopeless()",
         "alone = False",
         test=UNIT + "unlinked_pairs.py::test_who_has_links_to_too_few_asks_nobody",
+    ),
+    Mutant(
+        "READY of an older attempt counts",
+        "attempt",
+        "if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):",
+        "if ready.round == self.begin.round:",
+        seed=93,
+    ),
+    Mutant(
+        "fell behind forgets READY",
+        "member",
+        "sorted(self.begins.keys() - self.held.keys())",
+        "sorted({*self.begins, *self.held})",
+        seed=1450,
+    ),
+    Mutant(
+        "an unsynced peer says READY",
+        "member",
+        "if held is None or held.begin is None or self.unsynced:",
+        "if held is None or held.begin is None:",
+        seed=518,
+    ),
+    Mutant(
+        "an old incarnation is heard",
+        "roster",
+        "if member is None or (beat is not None and beat.inc != member.inc):",
+        "if member is None:",
+        seed=941,
+    ),
+    Mutant(
+        "a stale attempt's result is taken",
+        "member",
+        "over = begin is None or begin.attempt != attempt or round_number in self.closed",
+        "over = begin is None or round_number in self.closed",
+        seed=93,
+    ),
+    Mutant(
+        "a peer that has diverged reports",
+        "member",
+        "        if self.diverged:\n            return Report(",
+        "        if False:\n            return Report(",
+        seed=2025,
     ),
 )
 

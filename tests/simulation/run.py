@@ -6,6 +6,7 @@ invariant. Tracing costs a factor of two, so failures are run again with it.
 
 from __future__ import annotations
 
+import gc
 import traceback
 from dataclasses import dataclass, field
 
@@ -59,6 +60,7 @@ def run_script(
     arena = Arena(options)
     arena.tracing, arena.recorder = tracing, recorder
     failure = verdict = ""
+    gc.disable()  # a run is short, and looking for garbage costs a tenth of it
     try:
         verdict = _run(arena, options, script)
     except AssertionError as error:
@@ -67,6 +69,8 @@ def run_script(
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}"
         failure = f"crash in {where}: {type(error).__name__}: {error}"
+    finally:
+        gc.enable()
     return Outcome(
         options.seed,
         failure,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from simulation.arena import NAMES
+from simulation.fault import Fault
+from simulation.losses import losses
 from simulation.options import Options
+from simulation.situations import situations
 
 __all__ = ["FAILPOINTS", "SELDOM", "Fault", "draw_script"]
 
@@ -79,19 +81,6 @@ STARVED_SHARE = 0.08  # of the seeds
 FOR_GOOD_S = 1e6  # not before the faults end
 
 
-@dataclass(frozen=True)
-class Fault:
-    at_s: float
-    kind: str
-    who: str = ""  # names of hosts
-    lasts_s: float = 0.0
-    detail: str = ""
-
-    def __str__(self) -> str:
-        lasts = f" for {self.lasts_s:.2f} s" if self.lasts_s else ""
-        return f"{self.at_s:7.3f} {self.kind} {self.who}{lasts} {self.detail}".rstrip()
-
-
 def draw_script(options: Options) -> list[Fault]:
     dice = random.Random(options.seed ^ 0xFA17)
     names = NAMES[: options.hosts + options.archives]
@@ -102,6 +91,7 @@ def draw_script(options: Options) -> list[Fault]:
         at_s += dice.expovariate(options.fault_rate)
         if at_s >= options.faulty_s:
             script += _bans(options, names) + _asks(options, names) + _starved(options, names)
+            script += losses(options, names) + situations(options, names)
             return sorted(script, key=lambda fault: fault.at_s)
         kind = dice.choice(options.kinds)
         fault = _draw(dice, options, kind, names, spare, at_s)
@@ -220,6 +210,22 @@ def _holders(dice: random.Random, options: Options, names: str) -> list[Fault]:
     ]
 
 
+def _wakes(dice: random.Random, options: Options, names: str) -> list[Fault]:
+    """Who holds the last rounds is stopped; as soon as the others are about to go back it wakes up,
+    and whoever leads them there dies a moment later."""
+    witnesses = names[1 : 1 + options.witnesses]
+    replicas = [name for name in names if name not in witnesses]
+    behind = dice.sample(replicas, dice.randint(1, max(1, len(replicas) - 2)))
+    ahead = "".join(name for name in replicas if name not in behind)
+    at_s, apart_s = dice.uniform(0.2, 1.0), dice.uniform(1.8, 3.0)
+    dies_s = round(dice.choice((0.4, 0.6, 1.0)) * dice.uniform(0.7, 1.3), 3)
+    return [
+        Fault(round(at_s, 3), "split", "".join(behind), round(apart_s, 3)),
+        Fault(round(at_s + apart_s - 0.03, 3), "pause", ahead, 12.0),
+        Fault(round(at_s + apart_s, 3), "lose", names, dies_s, "Flagged wake 1 from"),
+    ]
+
+
 def _split(dice: random.Random, options: Options, names: str) -> list[Fault]:
     """Longer than it takes to go on without a quorum."""
     few = min(2, len(names) // 2)  # two or more on both sides, if there are so many
@@ -259,4 +265,10 @@ def _birth(dice: random.Random, options: Options, names: str) -> list[Fault]:
     return [Fault(0.0, "failpoint", who, round(dice.uniform(0.2, 3.0), 3), detail)]
 
 
-_PROFILES = {"holders": _holders, "split": _split, "power": _power, "birth": _birth}
+_PROFILES = {
+    "holders": _holders,
+    "split": _split,
+    "power": _power,
+    "birth": _birth,
+    "wakes": _wakes,
+}

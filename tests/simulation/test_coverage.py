@@ -15,7 +15,7 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.net.wire import registered
 from simulation.arena import NAMES
-from simulation.options import PROFILES, Options, draw
+from simulation.options import PROFILES, WAKES_SHARE, Options, draw
 from simulation.run import run_script, run_seed
 from simulation.script import FAILPOINTS, Fault, draw_script
 
@@ -58,8 +58,9 @@ def test_the_seeds_reach_what_is_rare() -> None:
 
 def test_profiles_have_a_few_per_cent_of_the_seeds_each() -> None:
     drawn = Counter(draw(seed).profile for seed in range(3000))
-    assert drawn.keys() == PROFILES.keys()
+    assert drawn.keys() == {*PROFILES, "wakes"}
     assert all(drawn[profile] > SHARE_MIN * 3000 for profile in PROFILES if profile != "birth")
+    assert drawn["wakes"] > 0.5 * WAKES_SHARE * 3000
     assert drawn[""] > 2 * 3000 / 3
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from harness.golden_text import FOLDER
 from harness.tracing import Recorder
 
-from simulation.__main__ import jobs, seeds
+from simulation.arguments import jobs, seeds
 from simulation.options import draw
 from simulation.run import run_script
 from simulation.script import draw_script

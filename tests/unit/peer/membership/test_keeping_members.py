@@ -115,3 +115,15 @@ def test_who_is_back_as_a_new_incarnation_does_not_stay() -> None:
         cluster.give(name, ev.LinkUp(peer_id("e")))
     cluster.until(lambda: cluster.checker.latest.coordinator != peer_id("a"))
     assert cluster.checker.latest.peers == tuple(map(peer_id, "abcd"))
+
+
+def test_a_member_that_has_moved_is_named_where_it_is() -> None:
+    cluster = formed("abc")
+    cluster.give("a", ev.LinkUp(peer_id("b"), "elsewhere:2"))
+
+    def address_of_b() -> str:
+        view = cluster.host("c").node.view
+        member = view.member(peer_id("b")) if view is not None else None
+        return member.address if member is not None else ""
+
+    cluster.until(lambda: address_of_b() == "elsewhere:2")

@@ -1,4 +1,4 @@
-"""Audited rounds over real TLS links: the bits of a swarm, what is refused, what is not kept."""
+"""Audited rounds over real TLS links: the bits of a swarm, what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from harness.runner_sites import Site, begin_of, eventually, prepare, scenario
 
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.kept_chunks import Kept, pack_kept
-from atoll.peer.membership.messages import EntryOrigin
 from atoll.peer.verify.statement import (
     StatementPhase,
 )
@@ -42,7 +40,6 @@ def test_rounds_give_the_bits_of_a_swarm(tmp_path: Path, rule: str, codec: str) 
             )
             runs = [site.executor.attempts.get(begin.round) for site in sites]
             assert all(run is not None and run.audit is not None for run in runs)
-            assert all(run is not None and run.finals == b"" for run in runs)
             for site in sites:
                 site.carry_out(ev.Apply(begin, CHAIN))
             await eventually(lambda b=begin: all(site.applied(b.round) for site in sites))
@@ -79,19 +76,5 @@ def test_nothing_is_sent_before_all_have_committed(tmp_path: Path) -> None:
         assert all(site.executor.streams.moved_bytes == 0 for site in sites)
         sites[-1].carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
-
-    scenario(tmp_path, "abc", play)
-
-
-def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
-    async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS, audit=True)
-        begin = begin_of(sites, 2)
-        past = (EntryOrigin(begin.participants, begin.weights),)
-        kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
-        sites[0].carry_out(ev.Reduce(replace(begin, past=past, kept=kept)))
-        failed = lambda: [e for e in sites[0].fed if isinstance(e, ev.ReduceFailed)]  # noqa: E731
-        await eventually(failed)
-        assert "was not verified" in failed()[0].why
 
     scenario(tmp_path, "abc", play)

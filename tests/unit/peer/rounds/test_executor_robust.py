@@ -1,4 +1,4 @@
-"""Rounds with a robust rule over real TLS links: what is refused, and what nobody is believed."""
+"""Rounds with a robust rule over real TLS links: their bits, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from harness.runner_sites import Site, begin_of, eventually, prepare, scenario
 
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.kept_chunks import Kept, pack_kept
-from atoll.peer.membership.messages import Begin, EntryOrigin
 
 ELEMENTS = 60_000
 CHAIN = b"c" * 32
@@ -60,23 +58,5 @@ def test_too_few_neither_reduce_nor_copy(tmp_path: Path) -> None:
         sites[1].carry_out(ev.Fetch(alone, begin.participants[0]))
         await eventually(lambda: any("here are 1" in line for line in sites[1].logs))
         assert sites[1].executor.attempts.get(begin.round) is None
-
-    scenario(tmp_path, "abc", play)
-
-
-def test_no_chunk_is_kept_on_anybody_s_word(tmp_path: Path) -> None:
-    async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS, aggregate="trimmed(f=1)")
-        begin = begin_of(sites, 1)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
-        assert all(run.finals == b"" for site in sites for run in site.executor.attempts.all)
-        past = (EntryOrigin(begin.participants, begin.weights),)
-        kept = pack_kept([Kept(0, 1, b"x" * 32, (0,))])
-        again: Begin = replace(begin, attempt=2, past=past, kept=kept)
-        sites[0].carry_out(ev.Reduce(again))
-        await eventually(lambda: refusals(sites[0]))
-        assert "keeps chunks under a rule" in refusals(sites[0])[0]
 
     scenario(tmp_path, "abc", play)

@@ -1,0 +1,205 @@
+"""What peers say must be so: READY, COMMIT, reports, and the beats that a coordinator goes by.
+
+The rest of the checker sees a wrong word only once it has done harm, which may take a second fault
+at the right moment. Here each word is compared with what is known about who says it:
+
+- READY is of the attempt at hand, by somebody who is synced and holds just that result;
+- COMMIT has a quorum of members, in the lives that the view names, who have said READY for that
+  attempt, and all of them for one result;
+- a promise reports the base of its view and rounds that were begun in it, or less;
+- so does the base of the view that follows, unless that is a fork or a rollback;
+- results and states differ only where a memory has failed, and then only a minority is left out;
+- a coordinator goes by beats of those lives that its view names, and counts only what was said.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
+from atoll.peer.membership.messages import GATHER, REDUCE
+from atoll.peer.membership.view import View
+from harness.decisions import suffice
+
+if TYPE_CHECKING:
+    from harness.host import Host
+
+__all__ = ["Statements"]
+
+Attempt = tuple[bytes, int, int, int]  # lineage, view, round, attempt
+Chains = Mapping[bytes, tuple[bytes, object]]  # each with the one before it
+
+
+class Statements:
+    """Part of the checker, which knows all views and the history of every chain."""
+
+    def __init__(self, views: Mapping[tuple[bytes, int], View], history: Chains) -> None:
+        self.bad_memory = False  # somebody's bytes have come out wrong, at any time
+        self._views = views
+        self._history = history
+        self._ready: dict[Attempt, dict[tuple[bytes, int], bytes]] = {}  # who (life) -> root
+        self._committed: set[Attempt] = set()
+        self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
+        self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
+
+    # ------------------------------------------------------------ what is said
+
+    def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
+        if type(event) is ev.Received and host.node.coordinator is not None:
+            if type(event.message) is ms.Heartbeat:
+                self._goes_by_lives(host, event.source)
+            if type(event.message) in (ms.Heartbeat, ms.Ready):
+                self._counts_what_was_said(host, event.source)
+        last: object = None
+        for effect in effects:
+            kind = type(effect)
+            if kind is ev.Send:
+                message = effect.message
+                if message is not last:  # the same one to many
+                    last = message
+                    self._says(host, message, effects)
+            elif kind is ev.Note and effect.kind == "retry" and "results differ" in effect.text:
+                assert self.bad_memory, f"invariant 3: {host.name} has two results: {effect.text}"
+                self._leaves_out_few(host)
+
+    def _says(self, host: Host, message: object, effects: Sequence[ev.Effect]) -> None:
+        kind = type(message)
+        if kind is ms.Heartbeat:
+            for run in message.runs:
+                if run.root:
+                    self._note_ready(host, (message.lineage, message.view), run)
+        elif kind is ms.Ready:
+            self._note_ready(host, (message.lineage, message.view), message)
+            self._is_ready(host, message)
+        elif kind is ms.Commit:
+            self._is_backed(host, message, effects)
+        elif kind is ms.Promise:
+            self._reports_history(host, message)
+        elif kind is ms.Resync:
+            assert self.bad_memory, f"invariant 3: {host.name} doubts states, which are all right"
+
+    def _note_ready(self, host: Host, place: tuple[bytes, int], said: ms.Ready | ms.Run) -> None:
+        who = host.peer, host.node.me.inc
+        self._ready.setdefault((*place, said.round, said.attempt), {})[who] = said.root
+
+    def _is_ready(self, host: Host, ready: ms.Ready) -> None:
+        own = host.node.follower
+        what = f"{host.name} says READY {ready.round}.{ready.attempt}"
+        assert not own.unsynced, f"I5: {what} and is unsynced"
+        begin = own.begins.get(ready.round)
+        if begin is None or not own.is_replica:
+            return  # a witness votes for what others hold
+        assert begin.attempt == ready.attempt, f"I5: {what} in attempt {begin.attempt}"
+        attests = begin.kind == REDUCE and host.peer not in begin.participants
+        if begin.kind == GATHER or attests:
+            return
+        job = host.jobs.get(ready.round)
+        holds = job is not None and job.complete and job.begin == begin and job.root == ready.root
+        assert holds, f"I5: {what} without that result"
+
+    def _is_backed(self, host: Host, commit: ms.Commit, effects: Sequence[ev.Effect]) -> None:
+        attempt = commit.lineage, commit.view, commit.round, commit.attempt
+        view = self._views.get(attempt[:2])
+        if attempt in self._committed or view is None:
+            return
+        self._committed.add(attempt)
+        said = self._ready.pop(attempt, {})
+        lives = {(member.peer, member.inc) for member in view.members}
+        backing = {peer: root for (peer, inc), root in said.items() if (peer, inc) in lives}
+        what = f"COMMIT {commit.round}.{commit.attempt} of {host.name}"
+        applied = (e.begin for e in effects if type(e) is ev.Apply)
+        own = any((x.round, x.attempt) == (commit.round, commit.attempt) for x in applied)
+        if own or not host.node.follower.is_replica:  # what it tells itself is heard by nobody else
+            backing.setdefault(host.peer, next(iter(backing.values()), b""))
+        few = f"invariant 2: {what} has READY of {len(backing)} of {len(view.members)}"
+        assert suffice(view, {*backing}), few
+
+    def _reports_history(self, host: Host, promise: ms.Promise) -> None:
+        view = self._views.get((promise.lineage, promise.view))
+        report = promise.report
+        if view is None or view.number == 0 or report.round < view.base_round:
+            return
+        fits = self._is_of(view, (report.round, report.chain))
+        what = f"I5: {host.name} reports round {report.round}, which is not of view {view.number}"
+        assert fits is not False, what
+
+    def _counts_what_was_said(self, host: Host, source: bytes) -> None:
+        """READY that a coordinator has noted is of that attempt, and of that root."""
+        lead = host.node.coordinator
+        assert lead is not None
+        tag = lead.view.lineage, lead.view.number
+        for number, attempt in lead.attempts.items():
+            counted = attempt.ready.get(source)
+            said = self._ready.get((*tag, number, attempt.begin.attempt), {})
+            member = lead.view.member(source)
+            if counted is not None and member is not None:
+                what = f"I5: {host.name} counts a READY for {number}.{attempt.begin.attempt}"
+                assert said.get((source, member.inc)) == counted, f"{what} that was not said"
+
+    def _leaves_out_few(self, host: Host) -> None:
+        """After results that differ, nobody who lives is left out unless most have another one."""
+        lead = host.node.coordinator
+        if lead is None:
+            return
+        alive = lead.roster.alive(host.node.now_s)
+        for cleanup in lead.cleanups.values():
+            attempt = cleanup.attempt
+            votes = Counter(attempt.ready[p] for p in attempt.jury if p in attempt.copies)
+            going = cleanup.participants(alive, excluding=False)
+            out = {*attempt.begin.participants} & alive - {*going}
+            fair = 2 * max(votes.values(), default=0) > sum(votes.values())
+            what = f"{host.name} goes on without {len(out)} that live, {[*votes.values()]} agree"
+            assert fair or not out or not attempt.dispute, f"invariant 3: {what}"
+
+    def _goes_by_lives(self, host: Host, source: bytes) -> None:
+        lead, view = host.node.coordinator, host.node.view
+        beat = lead.roster.heartbeats.get(source) if lead is not None else None
+        if beat is None or view is None:
+            return
+        member = view.member(source)
+        named = member is not None and member.inc == beat.inc
+        assert named, f"I2: {host.name} goes by a beat of another life: {member}, {beat.inc}"
+
+    # ------------------------------------------------------------ views and chains
+
+    def installed(self, view: View) -> None:
+        """The first time that anybody enters this view."""
+        before = self._views.get((view.lineage, view.number - 1))
+        if before is None or view.rollback or view.fork or view.number == 1:
+            return
+        if not self._builds_on(view, before):
+            self._pending.setdefault(view.base_chain, []).append((view, before))
+
+    def applied(self, begin: ms.Begin, chain: bytes) -> None:
+        """The first time that anybody applies a round."""
+        self._made_in[chain] = begin.lineage, begin.view
+        for view, before in self._pending.pop(chain, ()):
+            self._builds_on(view, before)
+
+    def _builds_on(self, view: View, before: View) -> bool:
+        """Return whether it is known that the base is on the history of the view before."""
+        base = view.base_round, view.base_chain
+        fits = self._is_of(before, base)
+        assert fits is not False, (
+            f"invariant 5: view {view.number} leaves the history of its lineage"
+        )
+        return fits is True
+
+    def _is_of(self, view: View, position: tuple[int, bytes]) -> bool | None:
+        """Return whether all rounds from a view's base to there were begun in it.
+
+        What was taken back in a rollback is on the same history, and was not. None if that is not
+        known yet.
+        """
+        number, chain = position
+        while number > view.base_round:
+            if chain not in self._history:
+                return None
+            if self._made_in.get(chain) != (view.lineage, view.number):
+                return False
+            number, chain = number - 1, self._history[chain][0]
+        # Before the first round there is nothing.
+        return number == view.base_round and (number == 0 or chain == view.base_chain)
