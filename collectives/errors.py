@@ -213,6 +213,10 @@ class TooFewPeersError(RoundError):
     code = "E55"
 
 
+class CollectiveLostError(RoundError):
+    code = "E56"
+
+
 class CodecError(AtollError):
     code = "E60"
     exit_code = 25

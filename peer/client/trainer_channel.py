@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import (
+    CollectiveLostError,
     CollectiveMismatchError,
     CollectiveMissedError,
     ConfigError,
@@ -55,6 +56,10 @@ _HALTED_FIX = "find the machine whose memory or arithmetic is wrong; see `atoll 
 _MISSED_FIX = (
     "call it again: it takes part in the next round. A trainer is waited for half a minute; where "
     "calls are further apart than that, let every trainer make the same calls in the same order"
+)
+_LOST_FIX = (
+    "make the lost calls again if the others lack what came of them, or ignore it; parameters and "
+    "steps of the optimizer are not concerned"
 )
 _MISMATCH_FIX = (
     "let every trainer make the same calls, with the same arguments, in the same order; who comes "
@@ -347,6 +352,10 @@ class TrainerChannel:
         if outcome["kind"] == "mismatch":
             raise CollectiveMismatchError(
                 outcome["text"], fix=_MISMATCH_FIX, phase="barrier", elapsed_s=elapsed_s
+            )
+        if outcome["kind"] == "lost":
+            raise CollectiveLostError(
+                outcome["text"], fix=_LOST_FIX, phase="barrier", elapsed_s=elapsed_s
             )
         if outcome["kind"] != "committed":
             why = f": {outcome['text']}" if outcome["text"] else ""

@@ -503,6 +503,9 @@ class Daemon:
     def link_peers(self) -> Sequence[bytes]:
         return self.host.link_peers()
 
+    def linked_life(self, peer: bytes) -> int:
+        return self.host.linked_life(peer)
+
     def is_local(self, peer: bytes) -> bool:
         return self.host.is_local(peer)
 

@@ -121,6 +121,12 @@ class BanPort(Messenger, Life, Protocol):
 class AuditPort(Messenger, Protocol):
     """Serve audited attempts."""
 
+    def life(self) -> int:
+        """Return the number of this process."""
+
+    def linked_life(self, peer: bytes, /) -> int:
+        """Return to which process of a peer there is a control link; -1 without one."""
+
     def convict(self, evidence: Evidence, /) -> None:
         """Take evidence that was found here."""
 

@@ -327,7 +327,8 @@ def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
     """Return the last position that may have been committed, by these reports.
 
     They are what voters of ``view`` have promised. From the highest committed round on, each
-    round's result with the highest attempt follows.
+    round's result with the highest attempt follows, unless nobody holds it and those who report it
+    are no quorum with all who are silent: then it was never committed, and nothing is lost.
     """
     silent = {*view.peers} - reports.keys()
     base_round, base_chain = max(committed_of(report) for report in reports.values())
@@ -337,8 +338,11 @@ def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
         if len(possible) > 1 and not disputed:
             disputed = base_round + 1
         best = max(possible or following, key=lambda run: (len(following[run]), run.root))
-        base_round = best.round
-        base_chain = chain_after(base_chain, best.round, best.fragment, best.root)
+        following_chain = chain_after(base_chain, best.round, best.fragment, best.root)
+        held = any(_reaches(r, best.round, following_chain) for r in reports.values())
+        if not possible and not held:
+            break  # it was not committed, and nobody here has the result
+        base_round, base_chain = best.round, following_chain
     held = any(_reaches(r, base_round, base_chain) for r in reports.values())
     return Base(base_round, base_chain, held, disputed)
 

@@ -421,6 +421,18 @@ class Undo:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeBack:
+    """Take back operations, which have changed no state: it stays, and has an earlier round.
+
+    It is answered by Applied.
+    """
+
+    trace: ClassVar[str] = "TakeBack"
+    round: int  # the one to go back to
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Installed:
     """Announce that a view is in force from now on: data streams to its members are wanted."""
 
@@ -436,7 +448,8 @@ class TellTrainer:
     """
 
     trace: ClassVar[str] = "TellTrainer"
-    kind: str  # "committed", "missed" or "reload"; of operations also "mismatch" and "failed"
+    # "committed", "missed" or "reload"; of operations also "mismatch", "failed" and "lost"
+    kind: str
     round: int
     epoch: int
     fragment: int = 0
@@ -495,6 +508,7 @@ Effect = (
     | ListFinal
     | StartSync
     | Undo
+    | TakeBack
     | Installed
     | TellTrainer
     | Renew

@@ -21,6 +21,7 @@ result. Where there is no ledger, a vote is durable at once, for as long as the 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,7 @@ from atoll.peer.membership.events import (
     ReduceFailed,
     Restored,
     Submitted,
+    TakeBack,
     TellTrainer,
 )
 from atoll.peer.membership.kept_chunks import DIGEST_BYTES, KEPT_MAX
@@ -61,6 +63,11 @@ from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.probation import CompletedRounds
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, STEP, entry_root
+
+# Operations since the last step that can be taken back without fetching the state: some 200 bytes
+# for each. Of a power cut only those are lost that the kernel had not written, 30 s of them.
+OPERATIONS_MAX = 1024
+CALLS_NAMED_MAX = 4  # to people, of those that were lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,9 @@ class MemberState:
         self.closed: set[int] = set()  # rounds whose attempt at hand is over
         self._unusable: set[int] = set()  # ... to which our contribution cannot be used
         self._last_of: dict[int, int] = {}  # fragment -> its last committed round
+        # Operations since the state has changed last: what was called, and the position before it.
+        self._operations: deque[tuple[int, bytes, str]] = deque(maxlen=OPERATIONS_MAX)
+        self._lost = ""  # which operations were taken back, until our trainer has heard of it
 
     # ------------------------------------------------------------ the state
 
@@ -156,6 +166,8 @@ class MemberState:
             self.held[head.run.round] = kept
             if head.begin is not None:
                 self.begins[head.run.round] = head.begin
+        for head in recovered.replay:
+            self._note_operation(head.begin, head.run.round - 1, head.before)
 
     def on_configured(self, event: Configured) -> None:
         self.spec, self.terms = event.spec, event.terms
@@ -186,7 +198,10 @@ class MemberState:
         fragment = submission.fragment
         running = self._running(fragment)
         missed = self._missed.pending(submission)
-        if submission.epoch != self.epoch:
+        if self._lost and submission.operation is not None:
+            why, self._lost = self._lost, ""
+            self._tell("lost", self.round, fragment, text=why)
+        elif submission.epoch != self.epoch:
             self._tell("reload", self.round, fragment)
         elif missed:
             self._tell("missed", missed, fragment)
@@ -241,7 +256,7 @@ class MemberState:
 
     def detached(self) -> None:
         self.attached, self.since = False, -1
-        self.offer = b""
+        self.offer, self._lost = b"", ""
         self._missed.clear()
         read = {b.fragment for b in self.begins.values() if self.takes_part(b)}
         self.submissions = {f: s for f, s in self.submissions.items() if f in read}
@@ -484,6 +499,7 @@ class MemberState:
         chain = chain_after(self.chain, run.round, run.fragment, run.root)
         self._forget(run.round)
         self.previous = (self.round, self.chain)
+        self._note_operation(begin, *self.previous)
         self._stands_at(run.round, chain)
         self._last_of[run.fragment] = run.round
         self.offer = b""
@@ -500,6 +516,13 @@ class MemberState:
             kind = "committed" if self.takes_part(begin) else "missed"
             done = begin if kind == "committed" and begin.operation is not None else None
             self._tell(kind, self.round, run.fragment, done)
+
+    def _note_operation(self, begin: Begin | None, before: int, chain: bytes) -> None:
+        """Remember what may be taken back by name: all that came after the last step."""
+        if begin is not None and begin.operation is not None:
+            self._operations.append((before, chain, str(begin.operation)))
+        else:
+            self._operations.clear()
 
     def _waits_for_later(self, begin: Begin) -> bool:
         """Return whether what waits here was never meant for this round."""
@@ -526,6 +549,7 @@ class MemberState:
         """
         self.drop_passed(round_number)
         self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
+        self._operations.clear()
         self._stands_at(round_number, chain)
         self.unsynced = False
 
@@ -542,6 +566,7 @@ class MemberState:
     def caught_up(self, round_number: int, chain: bytes) -> None:
         """Have the state of that position by other ways than its rounds."""
         self.drop_passed(round_number)
+        self._operations.clear()
         self._stands_at(round_number, chain)
 
     def fell_behind(self, why: str) -> None:
@@ -572,10 +597,47 @@ class MemberState:
             return
         if not self.is_replica or view.base_round == 0:
             self.move_to(*base)
+        elif not self.unsynced and self._take_back(*base):
+            return
         else:
             self.diverged = self.round >= view.base_round
             if not self.unsynced:
                 self.fell_behind(f"missed round {view.base_round}, downloading it")
+
+    def _take_back(self, round_number: int, chain: bytes) -> bool:
+        """Go back over operations that a power cut has taken from the others, if there is no more.
+
+        The state is that of the base, so nothing is fetched. What its trainer has of them the
+        others may not have: its next call says so.
+        """
+        taken = [what for before, _, what in self._operations if before >= round_number]
+        places = [(before, at) for before, at, _ in self._operations]
+        if (round_number, chain) not in places:
+            return False
+        for _ in taken:
+            self._operations.pop()
+        last, self.previous = self.round, (0, b"")
+        self._emit(TakeBack(round_number, chain))
+        self._stands_at(round_number, chain)
+        calls = ", ".join(taken[-CALLS_NAMED_MAX:])
+        first = f"rounds {round_number + 1} to {last}" if len(taken) > 1 else f"round {last}"
+        text = f"{first} ({calls}) were lost with the power of other peers' machines"
+        self._emit(Note("lost-calls", f"{text}; the trainer is told with its next call"))
+        self._tell_lost(text)
+        return True
+
+    def _tell_lost(self, text: str) -> None:
+        """Tell our trainer now, if it waits in a call, else with the next one."""
+        self.epoch += 1
+        waiting = [f for f, s in self.submissions.items() if s.operation is not None]
+        self.submissions.clear()
+        self._last_of.clear()
+        self._lost = text
+        if waiting:
+            self._lost = ""
+            self._tell("lost", self.round, waiting[0], text=text)
+        else:
+            self._tell("reload", self.round)
 
     def on_excluded(self) -> None:
         """Drop all attempts, as we are out of the view; the state stays.

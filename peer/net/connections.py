@@ -146,6 +146,11 @@ class ConnectionManager:
         """Return the peers with a control link, sorted."""
         return tuple(sorted(self._links))
 
+    def linked_life(self, peer_id: bytes) -> int:
+        """Return to which process of ``peer_id`` there is a link; -1 without one."""
+        link = self._links.get(peer_id)
+        return link.hello.life if link is not None else -1
+
     def srtt_s(self, peer_id: bytes) -> float:
         """Return a round trip to ``peer_id`` in seconds; 0 without a link.
 

@@ -189,6 +189,7 @@ class RoundExecutor:
             ev.Apply: lambda e: self._in_turn(self._apply, e),
             ev.StartSync: self._start_sync,
             ev.Undo: lambda e: self._in_turn(self._undo, e),
+            ev.TakeBack: lambda e: self._in_turn(self._take_back, e),
             ev.TellTrainer: lambda e: self._in_turn(self._tell, e),
         }
 
@@ -452,6 +453,16 @@ class RoundExecutor:
             self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))
         else:
             self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
+
+    async def _take_back(self, effect: ev.TakeBack) -> None:
+        state = self.state
+        assert state is not None
+        await asyncio.to_thread(state.take_back, effect.round)
+        self._forget_attempts()
+        self.replica.log.cut_after(effect.round)
+        self.digests = {k: d for k, d in self.digests.items() if k <= effect.round}
+        self._moved_to(state, "")
+        self._feed(ev.Applied(effect.round, state.digest))
 
     async def _aim(self) -> None:
         """Begin a catch-up in its turn: what was committed before is to be applied first."""

@@ -237,6 +237,12 @@ class ReplicatedState:
             self._now, self._before = before, None
             return True
 
+    def take_back(self, round_number: int) -> None:
+        """Be the state after an earlier round, since when there were operations only."""
+        with self._writing:
+            self._load = self._before = None
+            self._now = replace(self._now, round=round_number)
+
     # ------------------------------------------------------------ with the lock held
 
     def _commit(self, head: EntryHead, encoded: U8, applied: Callable[[int], None]) -> None:

@@ -13,8 +13,9 @@ themselves, so that anybody may hand them on. So who said something to one hones
 said it to all, and who said two things is found out. What nobody has after ``SILENCE_S`` is
 *withheld*: more than half of the participants who say so are evidence, once the draw has begun.
 Before it, and where they are fewer, the attempt fails and names who was missing; nobody says so of
-one to which it has lost its link meanwhile. A participant that dies is the membership machine's
-affair: it ends the attempt long before.
+one unless it has had a link to it all the time, and to the very process that the terms name: one
+that was started again has lost what it would have to say. A participant that dies, or was started
+again, is the membership machine's affair: it ends the attempt long before.
 
 The step says what is waited for; what comes early is kept. An attempt ends in PASSED, or in FAILED
 with evidence or without.
@@ -219,7 +220,7 @@ class AttemptAudit:
         self._since_s = self._asked_s = now_s
         self._answered_s: dict[tuple[bytes, int], float] = {}  # who has asked for a phase, when
         self._handed_on: set[StatementPhase] = set()
-        self._unlinked: set[bytes] = set()  # participants to which the link has been lost
+        self.unlinked: set[bytes] = set()  # participants to which the link has been lost
         self._suspect: tuple[bytes, str] | None = None
         self._suspect_s = 0.0
         self._in_doubt: tuple[tuple[int, int], ...] = ()  # parts that are to be opened
@@ -382,8 +383,11 @@ class AttemptAudit:
                 self._fail((), f"audit: {short(peer)}: {why}", now_s)
 
     def link_lost(self, peer: bytes) -> None:
-        """Note that the link to a participant has been lost: it may have said what we miss."""
-        self._unlinked.add(peer)
+        """Note that there is no link to the process that takes part, or was none for a while.
+
+        It may have said what we miss, or have forgotten what it would say.
+        """
+        self.unlinked.add(peer)
 
     def banned(self, peers: Iterable[bytes], now_s: float) -> None:
         """Fail the attempt if others have evidence against participants of it."""
@@ -599,7 +603,7 @@ class AttemptAudit:
 
     def _miss(self, phase: int, peer: bytes, now_s: float) -> None:
         voices = self._voices.setdefault((phase, peer), {})
-        if self.me not in voices and not self.is_over and peer not in self._unlinked:
+        if self.me not in voices and not self.is_over and peer not in self.unlinked:
             word = voices[self.me] = self._signed(StatementPhase.WITHHELD, Withholding(phase, peer))
             self._effects.append(TellParticipants(word))
             self._count_voices(phase, peer, now_s)

@@ -32,6 +32,7 @@ from atoll.peer.verify.attempt_audit import (
     TellParticipants,
 )
 from atoll.peer.verify.disclosure import encoded_parts
+from atoll.peer.verify.promises import Promises
 from atoll.peer.verify.statement import (
     AuditMessage,
     SignedStatement,
@@ -42,8 +43,6 @@ from atoll.peer.verify.validation import ValidationService
 
 T = TypeVar("T")
 TICK_S: Final = 0.25
-# Attempts of a view that are remembered, and of all views: what was promised there, and who was in.
-ATTEMPTS_MAX: Final = 4096
 # Statements of attempts that have not begun here: from all participants of a few of them.
 EARLY_MAX: Final = 1024
 EARLY_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -189,9 +188,7 @@ class AuditManager:
         self.validation = ValidationService(me, signer, daemon)
         self._loop = asyncio.get_running_loop()
         self._attempts: dict[bytes, AuditedAttempt] = {}  # by the digest of their terms
-        self._view: tuple[bytes, int] = (b"", 0)
-        self._numbers: set[int] = set()  # of the attempts in this view that we have promised for
-        self._took_part: dict[bytes, None] = {}  # digests of terms, the oldest first
+        self._promises = Promises(me, daemon.life())
         self._early: list[tuple[bytes, SignedStatement]] = []
         self._early_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -206,34 +203,14 @@ class AuditManager:
     def terms_of(self, begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
         return terms_of(begin, spec, grid)
 
-    def may_promise(self, terms: AuditTerms) -> bool:
-        """Return whether this peer may commit in an attempt, and note that it does; once for each.
-
-        Who signs two commitments for the same terms is a liar, and a BEGIN that is repeated after
-        one has fallen behind, or by a lying coordinator, asks for just that. In a later life a peer
-        is in another view.
-        """
-        view = (terms.lineage, terms.view)
-        if view != self._view:
-            self._view, self._numbers = view, set()
-        full = len(self._numbers) >= ATTEMPTS_MAX and terms.attempt < min(self._numbers)
-        if full or terms.attempt in self._numbers:
-            return False
-        self._numbers.add(terms.attempt)
-        if len(self._numbers) > ATTEMPTS_MAX:
-            self._numbers.discard(min(self._numbers))
-        self._took_part[terms.digest] = None
-        if len(self._took_part) > ATTEMPTS_MAX:
-            del self._took_part[next(iter(self._took_part))]
-        return True
-
     def took_part(self, terms: bytes) -> bool:
-        return terms in self._took_part
+        return self._promises.took_part(terms)
 
     def audit_of(self, terms: AuditTerms, own: Sequence[U8], steps: bytes = b"") -> AttemptAudit:
         """Return the audit of an attempt; it hashes the encoded own parts. Safe in any thread."""
         secret = secrets.token_bytes(32)
-        return AttemptAudit(terms, self._me, self._signer, own, secret, self.now_s, steps)
+        now_s = self.now_s
+        return AttemptAudit(terms, self._me, self._signer, own, secret, now_s, work=steps)
 
     async def begin(
         self,
@@ -242,8 +219,9 @@ class AuditManager:
         source: Callable[[int, F32], None],
         steps: bytes,
     ) -> None:
-        if not self.may_promise(terms):
-            run.failed((), "this peer has promised something in this attempt before")
+        if not self._promises.may_promise(terms):
+            text = "this peer, or an earlier process of it, has promised something there before"
+            run.failed((), text)
             return
         counts = terms.counted[terms.participants.index(self._me)]
         if counts and terms.validators and not steps:
@@ -263,6 +241,9 @@ class AuditManager:
     def start(self, run: AuditedRun, audit: AttemptAudit) -> AuditedAttempt:
         """Begin an attempt with what was said early; the caller pumps it, once it knows it."""
         terms = audit.terms
+        for peer in terms.participants:
+            if peer != self._me and self.daemon.linked_life(peer) != terms.life_of(peer):
+                audit.link_lost(peer)  # what that process says may not have come here
         attempt = self._attempts[terms.digest] = AuditedAttempt(self, audit, run)
         early, self._early, self._early_bytes = self._early, [], 0
         for source, each in early:
@@ -297,7 +278,8 @@ class AuditManager:
             attempt.banned(peers)
 
     def link_lost(self, peer: bytes) -> None:
-        """Hear that there is no control link to a peer any more."""
+        """Hear that there is no control link to that process of a peer any more."""
+        self.validation.link_lost(peer)
         for attempt in self._attempts.values():
             attempt.link_lost(peer)
 

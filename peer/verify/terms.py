@@ -21,7 +21,7 @@ from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
 from atoll.collectives.schedule.plan import ReducePlan, shared_plan
 from atoll.optim.run_spec import VALIDATORS_MAX, RunSpec, rule_key, shard_chunks_max
 from atoll.peer.membership.messages import STEP, Begin
-from atoll.peer.membership.view import Attempts, Lineage, PeerId, Rounds, Views
+from atoll.peer.membership.view import Attempts, Lineage, Lives, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
 from atoll.peer.rounds.entries import CHUNKS_MAX, Fragment
 
@@ -39,6 +39,8 @@ class AuditTerms:
 
     ``participants`` in ascending order of peer id; those that are ``counted`` have a part in the
     aggregate, all alike; ``shares`` says who owns how much of the chunks (plan.shared_plan).
+    ``lives`` are the processes that take part: what one of them has signed says nothing of a later
+    one, which has other secrets and other parts.
     """
 
     lineage: Lineage
@@ -54,6 +56,7 @@ class AuditTerms:
     elements: _Count
     chunk_elements: _Count
     validators: Annotated[int, Within(0, VALIDATORS_MAX)] = 0  # how many take local steps again
+    lives: Annotated[tuple[Lives, ...], Within(0, AUDITED_PEERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         count = len(self.participants)
@@ -61,6 +64,8 @@ class AuditTerms:
             raise ValueError("participants are in order, each of them once")
         if len(self.counted) != count or len(self.shares) != count:
             raise ValueError("each participant has a share, and counts or does not")
+        if self.lives and len(self.lives) != count:
+            raise ValueError("each participant has a life")
         if not (self.rule + self.codec).isprintable():
             raise ValueError("the names of a rule and a codec are printable")
         if not any(self.counted) or not any(self.shares):
@@ -71,6 +76,10 @@ class AuditTerms:
     @property
     def digest(self) -> bytes:
         return _digest(self)
+
+    def life_of(self, peer: bytes) -> int:
+        """Return which process of a participant takes part; 0 where its number is not known."""
+        return self.lives[self.participants.index(peer)] if self.lives else 0
 
     @property
     def work(self) -> ReductionTerms:
@@ -130,6 +139,7 @@ def terms_of(begin: Begin, spec: RunSpec, grid: ChunkGrid) -> AuditTerms | None:
             elements=grid.total,
             chunk_elements=grid.chunk_elements,
             validators=spec.validators,
+            lives=begin.lives,
         )
     except ValueError as error:
         raise ConfigError(f"round {begin.round} cannot be audited: {error}") from error

@@ -11,8 +11,9 @@ participants who say WRONG are evidence against the target (*work*), more than h
 against the validator (*slander*). So who is right is never banned as long as most are honest.
 
 Who shows nothing may have lost it, or have a slow line; or it shows it to all but one. So WITHHELD
-is no evidence. We count it where it was for us to look, or somebody has accused; and whoever has
-shown us nothing often enough is NEVER. That makes everybody look too, and counts against it, but no
+is no evidence. We count it where it was for us to look, or somebody has accused, and where we have
+had a link all the time to the very process that took part; and whoever has shown us nothing often
+enough is NEVER. That makes everybody look too, and counts against it, but no
 validator is banned for it.
 """
 
@@ -99,6 +100,7 @@ class _TargetCase:
     open: bool = False  # given to the own trainer, which has not judged yet
     done: bool = False  # judged here
     over: bool = False  # somebody was found guilty, or the validator has found nothing wrong
+    cut: bool = False  # there was no link to the target for a while, or it was started again
 
     def saying(self, *judgements: Judgement) -> dict[bytes, SignedStatement]:
         return {s: w for s, w in self.words.items() if _body(w).judgement in judgements}
@@ -153,6 +155,12 @@ class Validations:
                 if not {case.task.target, case.validator}.isdisjoint(peers):
                     case.open, case.over = False, True
 
+    def link_lost(self, peer: bytes) -> None:
+        """Note that a peer may have shown what has not come, or has been started again since."""
+        for cases in self._attempts.values():
+            if peer in cases:
+                cases[peer].cut = True
+
     # ------------------------------------------------------------ what happens
 
     def committed(self, terms: AuditTerms, seed: bytes, works: Mapping[bytes, bytes]) -> None:
@@ -194,11 +202,11 @@ class Validations:
             return
         case.open, case.done = False, True
         times = self._withheld.get(target, 0.0)
-        if judgement is Judgement.WITHHELD:
+        if judgement is Judgement.WITHHELD and not case.cut:
             times += 1  # else we would not have looked
             if times > WITHHELD_MAX - 1:
                 judgement, why = Judgement.NEVER, f"{WITHHELD_MAX} times nothing, now: {why}"
-        else:
+        elif judgement is not Judgement.WITHHELD:
             times = max(0.0, times - SHOWN)
         self._withheld[target] = times
         if judgement is not None:
@@ -339,7 +347,12 @@ class ValidationService:
         self._rounds[terms.digest] = _Round(terms, spec, manifest, theta, commitments)
         works = {terms.participants[i]: c.work for i, c in commitments.items() if c.work}
         self._machine.committed(terms, inbox.seed, works)
+        for peer in audit.unlinked:
+            self._machine.link_lost(peer)
         self._pump()
+
+    def link_lost(self, peer: bytes) -> None:
+        self._machine.link_lost(peer)
 
     def hear(self, word: SignedStatement, source: bytes) -> None:
         self._machine.hear(word, source)

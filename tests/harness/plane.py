@@ -321,6 +321,17 @@ class DataPlane:
         if not host.tainted:
             checker.state(host.name, state)
 
+    def take_back(self, host: Host, effect: ev.TakeBack) -> None:
+        """The state stays what it is: only operations are taken back."""
+        host.state = State(effect.round, effect.chain, host.state.values)
+        host.before = None
+        host.log = [entry for entry in host.log if entry.round <= effect.round]
+        for number in [n for n in host.digests if n > effect.round]:
+            del host.digests[number]
+        self.enter(host, host.state, doubted=False)
+        event = ev.Applied(effect.round, host.state.digest)
+        self._world.after(0.001, lambda: self._world.deliver(host, event))
+
     def undo(self, host: Host, effect: ev.Undo) -> None:
         world = self._world
         before = host.before

@@ -48,7 +48,13 @@ class Site:
         self.audits = AuditManager(
             home.peer_id,
             HomeSigner(home),
-            SimpleNamespace(send=self.host.send, convict=lambda evidence: None, note=self._note),
+            SimpleNamespace(
+                send=self.host.send,
+                convict=lambda evidence: None,
+                note=self._note,
+                life=lambda: 0,
+                linked_life=lambda peer: 0,
+            ),
         )
         self.executor = RoundExecutor(
             me=home.peer_id,

@@ -442,6 +442,7 @@ class World(ABC):
             ev.StartSync: plane.copies.sync,
             ev.ListFinal: plane.list_final,
             ev.Undo: plane.undo,
+            ev.TakeBack: plane.take_back,
             ev.TellTrainer: self._tell,
             ev.Renew: self._renew,
             ev.Persist: self._persist,

@@ -30,6 +30,7 @@ class Options:
     pauses: int
     deaf_pair: bool  # two honest ones have no link to each other
     newcomers: tuple[int, ...] = ()  # who is on probation
+    restarts: bool = False  # an honest one is started again in each attempt, and asked once more
 
 
 def expand(seed: int) -> Options:
@@ -53,6 +54,7 @@ def expand(seed: int) -> Options:
         delay_s=rng.choice((0.001, 0.05, 0.3)),
         pauses=rng.choice((0, 0, 2)),
         deaf_pair=rng.random() < 0.2 and peers - count >= 3,
+        restarts=random.Random(f"restarts {seed}").random() < 0.2,
     )
 
 

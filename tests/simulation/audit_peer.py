@@ -11,6 +11,7 @@ from atoll.collectives.codecs import U8
 from atoll.peer.verify.attempt_audit import AttemptAudit, AuditStep
 from atoll.peer.verify.ban_record import Bans
 from atoll.peer.verify.evidence import Evidence
+from atoll.peer.verify.promises import Promises
 from atoll.peer.verify.terms import AuditTerms
 from simulation.liar import Liar
 
@@ -28,6 +29,7 @@ class Peer:
     name: bytes
     signer: Any
     liar: Liar
+    promises: Promises
     audit: AttemptAudit | None = None
     got: dict[tuple[int, int], bytes] = field(default_factory=dict)
     grams: dict[int, bytes] = field(default_factory=dict)

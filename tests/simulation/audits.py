@@ -3,7 +3,9 @@
 A seed gives the number of participants, who of them lies and how, the rule, the codec, the delays
 and the pauses. The decisions and the arithmetic are those that ship (peer/verify/); what is
 replaced is the network and the reduction, whose owners compute with the same functions. Attempts
-follow each other, without those that were banned or named, until one passes.
+follow each other, without those that were banned or named, until one passes. Where a seed says so,
+an honest participant is started again in the middle of the first attempts, and its BEGIN is
+repeated to the new process, which knows nothing of what the old one has signed.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.collectives.audit.recompute import recomputed
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
@@ -24,6 +28,7 @@ from atoll.peer.verify.attempt_audit import AttemptAudit, AuditStep
 from atoll.peer.verify.ban_list import WORD_S
 from atoll.peer.verify.ban_record import Ban, Bans
 from atoll.peer.verify.evidence import Evidence, verify_evidence
+from atoll.peer.verify.promises import Promises
 from atoll.peer.verify.statement import AuditMessage
 from atoll.peer.verify.terms import AuditTerms
 from simulation.audit_options import Options, expand, keys
@@ -33,6 +38,7 @@ from simulation.liars import liar_of
 
 __all__ = ["Options", "World", "expand", "run"]
 ATTEMPTS_MAX = 40
+RESTARTS_MAX = 3  # attempts with a restart: those after them are to pass
 TICK_S = 0.25
 
 
@@ -49,6 +55,7 @@ class World:
                 signer.me,
                 signer,
                 liar_of(options.liars.get(i, ""), self.rng),
+                Promises(signer.me, 1),
                 bans=Bans(signer.me),
             )
             for i, signer in enumerate(signers)
@@ -57,6 +64,8 @@ class World:
         self.newcomers = {signers[i].me for i in options.newcomers}
         honest = [p.name for p in self.peers.values() if p.liar.honest]
         self.deaf = set(honest[:2]) if options.deaf_pair else set[bytes]()
+        self.lives = dict.fromkeys(self.peers, 1)
+        self.restarted: set[bytes] = set()  # in the attempt at hand
         self.attempt = self.count = self.attempts = 0
         self.round = 6
         self.trace: list[str] = []
@@ -79,6 +88,8 @@ class World:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             self.attempt = attempt
             self._begin(self._terms(participants, attempt))
+            if self.options.restarts and attempt <= RESTARTS_MAX:
+                self._restart_one(participants)
             self._run()
             self._check_attempt(participants)
             outcomes = {p.outcome for p in self.honest if p.name in participants}
@@ -92,32 +103,18 @@ class World:
         o = self.options
         size, counted = 256 * o.blocks, tuple(p not in self.newcomers for p in participants)
         return AuditTerms(
-            b"L" * 32, 1, self.round, attempt, 0, participants, counted, tuple(map(int, counted)),
-            o.rule, o.codec, size * o.chunks - 100, size,
+            b"L" * 32, 1, self.round, self.round * ATTEMPTS_MAX + attempt, 0, participants, counted,
+            tuple(map(int, counted)), o.rule, o.codec, size * o.chunks - 100, size,
+            lives=tuple(self.lives[peer] for peer in participants),
         )  # fmt: skip
 
     def _begin(self, terms: AuditTerms) -> None:
-        work, self.count = terms.work, len(terms.participants)
+        self.count, self.restarted = len(terms.participants), set()
         base = self.numbers.standard_normal(terms.elements)
         for peer in self.peers.values():
-            index = terms.participants.index(peer.name) if peer.name in terms.participants else -1
-            fresh = Peer(peer.name, peer.signer, peer.liar, bans=peer.bans, attempts=peer.attempts)
-            self.peers[peer.name] = fresh
-            if index < 0:
-                continue
-            values = (base + 0.3 * self.numbers.standard_normal(terms.elements)).astype(np.float32)
-            own = []
-            for chunk in range(work.grid.count if terms.counted[index] else 0):
-                lo, hi = work.grid.bounds(chunk)
-                out = np.empty(work.part_codec.encoded_bytes(hi - lo), np.uint8)
-                work.part_codec.encode(values[lo:hi], out)
-                own.append(out)
-            fresh.audit = AttemptAudit(
-                terms, peer.name, peer.signer, own, self.rng.randbytes(32), self.now_s
-            )
-            fresh.got = {(index, chunk): own[chunk].tobytes() for chunk in range(len(own))}
-            fresh.attempts.append(terms)
-            fresh.liar.begin(terms, index, self)
+            self.peers[peer.name] = self._process(peer, peer.promises)
+        for name in terms.participants:
+            self._take_part(self.peers[name], terms, base)
         for _ in range(self.options.pauses):
             peer = self.rng.choice(list(self.peers.values()))
             peer.paused_until_s = self.now_s + self.rng.uniform(0, 6)
@@ -126,15 +123,63 @@ class World:
                 self._later(0, lambda p=peer: self._pump(p))
                 self._later(TICK_S, lambda p=peer: self._tick(p))
 
+    def _process(self, before: Peer, promises: Promises) -> Peer:
+        """A participant without an attempt; a new process has no promises of an earlier one."""
+        kept = {"bans": before.bans, "attempts": before.attempts}
+        return Peer(before.name, before.signer, before.liar, promises, **kept)
+
+    def _take_part(self, peer: Peer, terms: AuditTerms, base: NDArray[np.float64]) -> None:
+        """Begin an attempt, if the peer may promise anything in it."""
+        work, index = terms.work, terms.participants.index(peer.name)
+        values = (base + 0.3 * self.numbers.standard_normal(terms.elements)).astype(np.float32)
+        if not peer.promises.may_promise(terms):
+            peer.outcome = "failed"
+            return
+        own = []
+        for chunk in range(work.grid.count if terms.counted[index] else 0):
+            lo, hi = work.grid.bounds(chunk)
+            out = np.empty(work.part_codec.encoded_bytes(hi - lo), np.uint8)
+            work.part_codec.encode(values[lo:hi], out)
+            own.append(out)
+        secret = self.rng.randbytes(32)
+        peer.audit = AttemptAudit(terms, peer.name, peer.signer, own, secret, self.now_s)
+        peer.got = {(index, chunk): own[chunk].tobytes() for chunk in range(len(own))}
+        peer.attempts.append(terms)
+        peer.liar.begin(terms, index, self)
+
+    def _restart_one(self, participants: tuple[bytes, ...]) -> None:
+        """Some time in the attempt; the machine that would end it is late or lies."""
+        honest = [peer.name for peer in self.honest if peer.name in participants]
+        name = self.rng.choice(honest)
+        self._later(self.rng.uniform(0.0, 12.0) * self.options.delay_s, lambda: self._restart(name))
+
+    def _restart(self, name: bytes) -> None:
+        before = self.peers[name]
+        if before.audit is None or before.outcome:
+            return
+        terms = before.audit.terms
+        self.lives[name] += 1
+        self.restarted.add(name)
+        peer = self._process(before, Promises(name, self.lives[name]))
+        self.peers[name] = peer
+        for other in self.peers.values():
+            if other.audit is not None and name in other.audit.terms.participants:
+                self._later(self.options.delay_s, partial(other.audit.link_lost, name))
+        self._take_part(peer, terms, self.numbers.standard_normal(terms.elements))
+        if peer.audit is not None:
+            self._pump(peer)
+            self._later(TICK_S, lambda: self._tick(peer))
+
     def _next(self, participants: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        """Without who is banned, and without who was named by most (the coordinator's part)."""
+        """Without who is banned, and without who was named by most (the coordinator's part), unless
+        a restart has ended the attempt."""
         banned = {b for p in self.honest for b in p.banned}
         left = [p for p in participants if p not in banned]
         named: dict[bytes, int] = {}
         for peer in self.honest:
             for other in peer.failed if peer.name in participants else ():
                 named[other] = named.get(other, 0) + 1
-        if len(left) == len(participants) and named:
+        if len(left) == len(participants) and named and not self.restarted:
             worst = max(named, key=lambda name: (named[name], name))
             left.remove(worst)
         return tuple(left)
@@ -357,12 +402,13 @@ class World:
             assert not cheats, f"it has passed: {[cheat.liar.kind for cheat in cheats]}"
         liars = [p for p in self.peers.values() if p.name in participants and not p.liar.honest]
         gone = {b for p in self.honest for b in p.banned}
-        for cheat in cheats if len(liars) == 1 else ():
+        for cheat in cheats if len(liars) == 1 and not self.restarted else ():
             kind = cheat.liar.kind
             assert cheat.name in gone, f"{kind} was not banned in the attempt in which it was done"
         if not passed:
             named = {short(other) for p in honest for other in p.failed}
             hit = any(liar.name in gone or short(liar.name) in named for liar in liars)
+            hit = hit or bool(self.restarted)
             assert hit, f"an attempt has failed, and no liar was banned or named: {named}"
 
 

@@ -232,4 +232,19 @@ DURABLE: tuple[Mutant, ...] = (
         "for run in report.runs}",
         test=RECORDS + "a_result_that_is_missing_is_not_held",
     ),
+    Mutant(
+        "operations that others have lost are fetched",
+        "member",
+        "        elif not self.unsynced and self._take_back(*base):\n            return\n",
+        "",
+        test=TEST + "operations_that_others_have_lost_are_taken_back_by_name",
+    ),
+    Mutant(
+        "a READY without its result halts the run",
+        "consensus",
+        "        if not possible and not held:\n",
+        "        if False:\n",
+        test=UNIT + "consensus.py::"
+        "test_a_round_that_was_not_committed_and_that_nobody_holds_is_not_lost",
+    ),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atoll.peer.verify import attempt_audit, checks, inbox
+from atoll.peer.verify import attempt_audit, checks, inbox, promises
 from simulation.audits import run
 
 SEEDS = 200
@@ -42,6 +42,16 @@ PLANTED: dict[str, tuple[Any, str, Any]] = {
     ),
     "nobody asks for what is missing": (attempt_audit, "ASK_S", 1e9),
     "no turns among those who contradict": (attempt_audit, "TURN_S", 0.0),
+    "second audit commitment after a restart": (
+        promises.Promises,
+        "is_named",
+        lambda self, terms: True,
+    ),
+    "who was started again withholds": (
+        attempt_audit.AttemptAudit,
+        "link_lost",
+        lambda self, peer: None,
+    ),
     "nobody hands on what it has heard": (
         attempt_audit.AttemptAudit,
         "_hand_on",

@@ -149,3 +149,13 @@ def test_who_is_on_probation_takes_nobody_along(places: tuple[int, ...]) -> None
     assert world.attempts == 1 + len(places)  # one after another is left out
     if len(places) == 1:
         assert framed(()).kinds_of_bans() == {"pair"}
+
+
+def test_nobody_is_banned_for_a_restart() -> None:
+    """Its BEGIN is repeated to it, and it signs nothing more in that attempt."""
+    lives = 0
+    for seed in range(6):
+        world = play(replace(ALONE, seed=seed, restarts=True))
+        lives = max(lives, *world.lives.values())
+        assert not world.kinds_of_bans()
+    assert lives > 1

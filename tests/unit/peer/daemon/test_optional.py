@@ -225,7 +225,7 @@ def test_who_was_met_is_remembered_up_to_a_limit() -> None:
 
 def test_nothing_is_verified_until_it_is_needed() -> None:
     async def scenario() -> None:
-        verifier = LazyVerifier(b"m" * 32, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+        verifier = LazyVerifier(b"m" * 32, SimpleNamespace(), SimpleNamespace(life=lambda: 1))  # type: ignore[arg-type]
         verifier.banned([b"x" * 32])
         assert not verifier.took_part(b"t" * 32)
         assert verifier.progress == 0

@@ -26,7 +26,7 @@ from harness.elections import (
     vote,
 )
 
-from atoll.peer.membership.consensus import BaseWait, Electorate, Proposer
+from atoll.peer.membership.consensus import BaseWait, Electorate, Proposer, base_of
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.messages import Accept, Accepted, Prepare, Promise, Report, Run
 from atoll.peer.membership.view import (
@@ -376,3 +376,18 @@ def test_retries_of_different_candidates_are_spread() -> None:
     assert len(moments) == 3
     for moment in moments:
         assert 0.7 * TIMING.ballot_retry_s <= moment <= 1.3 * TIMING.ballot_retry_s
+
+
+def test_a_round_that_was_not_committed_and_that_nobody_holds_is_not_lost() -> None:
+    """After a power cut B has its READY and not the result: that halts nobody who can tell."""
+    bare = replace(held(4, (5, 1, R)), missing=(5,))
+    candidate = Candidate(view_of(A, B, C, D, E))
+    for peer, report in ((B, bare), (C, held(4)), (D, held(4))):
+        candidate.promise(peer, report)
+    assert base_of(candidate.proposer.view, {B: bare, C: held(4), D: held(4)}).round == 5
+    assert candidate.chosen() is None  # A and E may have said READY as well
+    candidate.promise(E, held(4))
+    view = candidate.chosen(2.0)
+    assert view is not None
+    assert (view.base_round, view.base_chain, view.rollback) == (4, CHAIN, False)
+    assert base_of(VIEW, {B: held(4, (5, 1, R)), C: held(4), A: held(4)}).round == 5  # it is here

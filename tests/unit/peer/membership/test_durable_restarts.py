@@ -24,8 +24,10 @@ from atoll.peer.membership.durable_records import (
 )
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.node import Node
+from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.outbox import Outbox
-from atoll.peer.membership.view import Ballot, Member, Rules, View
+from atoll.peer.membership.view import Ballot, Member, Rules, View, chain_after
+from atoll.peer.rounds.entries import REDUCE
 
 NAMES = "abcde"
 
@@ -354,3 +356,57 @@ def test_a_later_life_takes_no_part_in_an_attempt_that_names_another() -> None:
     assert not any(isinstance(effect, ev.Reduce) for effect in effects)
     own.on_begin(replace(begin, attempt=2, lives=(2,)))
     assert any(isinstance(effect, ev.Reduce) for effect in effects)
+
+
+# ---------------------------------------------------------------- operations
+
+
+def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
+    """The state is the same: nothing is fetched, and the trainer hears of it."""
+    lost = 0
+    for seed in range(8):
+        cluster = formed("abc")
+        cluster.disk_dice = random.Random(seed)
+        cluster.call_of = lambda host: Operation(REDUCE, 1000, "sum", "float32")
+        cluster.checker.may_lose_operations = True
+        cluster.until_round("abc", 6)
+        loads = cluster.host("a").loads
+        for name in "bc":
+            cluster.host(name).off = True
+            cluster.kill(name)
+        cluster.pause("a")
+        for name in "bc":
+            cluster.restart(name)
+        cluster.until(lambda: cluster.host("b").leads or cluster.host("c").leads, limit_s=10.0)
+        cluster.resume("a")
+        assert cluster.until_round("abc", 2) < 10.0
+        assert (cluster.host("a").node.me.inc, cluster.host("a").loads) == (1, loads)
+        lost += "lost" in [kind for kind, _ in cluster.host("a").told]
+        assert not any(view.rollback for view in cluster.checker.views.values())
+    assert lost
+
+
+def test_a_step_is_not_taken_back_by_name() -> None:
+    effects: list[ev.Effect] = []
+    me = Member(peer_id("a"), 1)
+    own = MemberState(me, effects.append, Outbox(0))
+    view = View(LINEAGE, 1, (me,), me.peer, 3, b"3" * 32)
+    own.on_install(view)
+    own.move_to(3, b"3" * 32)
+    chains = {3: own.chain}
+    called = Operation(REDUCE, 1000, "sum", "float32")
+    for number, operation in ((4, None), (5, called), (6, called)):
+        kind = ms.STEP if operation is None else REDUCE
+        own.on_begin(ms.Begin(LINEAGE, 1, number, 1, kind, (me.peer,), (1.0,), operation=operation))
+        own.on_reduced(number, 1, b"r" * 32)
+        chains[number] = chain_after(own.chain, number, 0, b"r" * 32)
+        own.committed(number, chains[number])
+    effects.clear()
+    own.on_install(replace(view, number=2, base_round=4, base_chain=chains[4]))
+    assert ev.TakeBack(4, chains[4]) in effects
+    assert (own.round, own.unsynced) == (4, False)
+    own.submitted(ev.Submitted(4, own.epoch, 1.0, 0, called))
+    (told,) = [e for e in effects if isinstance(e, ev.TellTrainer) and e.kind == "lost"]
+    assert "rounds 5 to 6" in told.text
+    own.on_install(replace(view, number=3, base_round=3, base_chain=chains[3]))
+    assert own.unsynced

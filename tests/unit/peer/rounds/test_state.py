@@ -21,7 +21,7 @@ from harness.plainstate import (
 )
 
 from atoll.collectives.errors import StateError
-from atoll.peer.rounds.entries import INIT
+from atoll.peer.rounds.entries import GATHER, INIT, EntryHead
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, U8, ReplicatedState, StateLoad
 
 _made: list[ReplicatedState] = []
@@ -284,3 +284,17 @@ def test_a_commit_and_a_newer_load_end_a_load():
         second.finish(1)
     assert state.digest == digest
     assert state.undo()
+
+
+def test_operations_are_taken_back_with_the_same_bytes():
+    state = founded()
+    commit(state)
+    digest = state.digest
+    number, buffer, generation = state.position
+    for after in (number + 1, number + 2):
+        head = EntryHead(after, GATHER, 0, (), b"", bytes(32), bytes(32), b"")
+        state.apply(head, np.empty(0, np.uint8))
+    state.take_back(number)
+    assert state.position == (number, buffer, generation)
+    assert state.digest == digest
+    commit(state)

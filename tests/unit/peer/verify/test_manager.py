@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,7 +39,11 @@ class Site:
             ME.me,
             ME,
             SimpleNamespace(
-                send=self._send, convict=self.convicted.append, note=lambda kind, text: None
+                send=self._send,
+                convict=self.convicted.append,
+                note=lambda kind, text: None,
+                life=lambda: 0,
+                linked_life=lambda peer: 0,
             ),
         )
 
@@ -106,22 +109,6 @@ def test_parts_are_not_shown_to_who_may_still_choose_its_own() -> None:
         site.sent.clear()
         site.host.on_message(LIAR.me, AskPart(TERMS.digest, 0, 1, 0))
         assert site.sent == []
-
-    play(act)
-
-
-def test_nobody_promises_twice_in_one_attempt() -> None:
-    """A BEGIN may be repeated to one who had fallen behind."""
-
-    def act(site: Site) -> None:
-        assert site.host.may_promise(TERMS)
-        assert site.host.took_part(TERMS.digest)
-        assert not site.host.may_promise(TERMS)
-        assert not site.host.may_promise(replace(TERMS, rule="krum(f=0)"))
-        assert site.host.may_promise(replace(TERMS, attempt=3))
-        assert site.host.may_promise(replace(TERMS, attempt=2))
-        assert site.host.may_promise(replace(TERMS, view=2))
-        assert not site.host.took_part(replace(TERMS, view=9).digest)
 
     play(act)
 
