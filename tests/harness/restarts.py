@@ -11,6 +11,7 @@ from typing import NamedTuple
 from harness.power_cut import PoweredFleet
 from harness.processes import Fleet, until
 
+ROUNDS = 4  # before anything is killed
 BACK_S = 60.0  # a run that has not gone on by then is dead
 
 
@@ -31,29 +32,41 @@ def subsets(names: str) -> Iterator[str]:
         yield from map("".join, itertools.combinations(names, size))
 
 
+def begin_training(run: Fleet, names: str) -> None:
+    """Form a run whose rounds are never twice the same, and wait for a few of them."""
+    run.form(names)
+    for name in names:
+        run.train(name, inner_s=0.2, method="restless")
+    for name in names:
+        run.peers[name].reaches(ROUNDS)
+
+
 def kill_and_restart(
-    run: Fleet, names: str, killed: Sequence[str], wait_s: float, draw: random.Random
+    run: Fleet,
+    names: str,
+    killed: Sequence[str],
+    wait_s: float,
+    draw: random.Random,
+    *,
+    again_s: float | None = None,
 ) -> Restart:
     """Kill these daemons and their trainers at one instant, and start them in random order.
 
-    In a fleet of which the power can be cut, their homes lose what was not synced.
-    Raises AssertionError if the run does not go on, or if anybody has other bits.
+    ``again_s`` after that once more. In a fleet of which the power can be cut, their homes lose what
+    was not synced. Raises AssertionError if the run does not go on, or if anybody has other bits.
     """
     before = known_rounds(run, names)
     last = max(map(int, before))
     ports = {name: run.peers[name].port for name in killed}
-    for name in killed:
-        run.peers[name].kill()
-    for name in killed:
-        run.peers[name].ends()
-        run.trainers[name].kill()
-        run.trainers[name].ends()
-    if isinstance(run, PoweredFleet):
-        run.lose("".join(killed), draw.randrange(1 << 32))
+    _kill(run, killed, draw)
     time.sleep(wait_s)
-    order = draw.sample(list(killed), len(killed))
-    for name in order:
-        run.again(name, ports[name])
+    _start(run, ports, draw)
+    if again_s is not None:
+        time.sleep(again_s)
+        before |= known_rounds(run, names)
+        last = max(map(int, before))
+        _kill(run, killed, draw)
+        _start(run, ports, draw)
     majority = len(names) // 2 + 1
     everybody = [run.peers[name] for name in names]
     until(
@@ -76,6 +89,22 @@ def kill_and_restart(
     after = known_rounds(run, names)
     redone = sum(after.get(number, digest) != digest for number, digest in before.items())
     return Restart("".join(killed), wait_s, last, back_s, redone, run.agree(names))
+
+
+def _kill(run: Fleet, killed: Sequence[str], draw: random.Random) -> None:
+    for name in killed:
+        run.peers[name].kill()
+    for name in killed:
+        run.peers[name].ends()
+        run.trainers[name].kill()
+        run.trainers[name].ends()
+    if isinstance(run, PoweredFleet):
+        run.lose("".join(killed), draw.randrange(1 << 32))
+
+
+def _start(run: Fleet, ports: dict[str, int], draw: random.Random) -> None:
+    for name in draw.sample(list(ports), len(ports)):
+        run.again(name, ports[name])
 
 
 def known_rounds(run: Fleet, names: str) -> dict[str, str]:
