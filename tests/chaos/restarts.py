@@ -3,18 +3,19 @@
     python tests/chaos/restarts.py cuts [--times 200]
     python tests/chaos/restarts.py grid [--waits 0 3 30] [--joiners]
 
-Five daemons with numpy trainers whose rounds are never twice the same. ``cuts``: the power of all is cut,
-anywhere in a round or in a restart, and their homes lose what was not synced (harness/power_cut.py).
-``grid``: each of the 31 subsets is killed by SIGKILL, and comes back after each wait, in random
-order, with its own line; with ``--joiners`` the founder stays away for ever, and whatever is killed are
-the others. A line for each, and a table at the end. What fails is told, keeps its logs, and the rest goes on
-with a new run. Exit code 1 if anything failed.
+Five daemons with numpy trainers whose rounds are never twice the same. ``cuts``: the power of all
+is cut, anywhere in a round or in a restart, and their homes lose what was not synced
+(harness/power_cut.py). ``grid``: each of the 31 subsets is killed by SIGKILL, and comes back after
+each wait, in random order, with its own line; with ``--joiners`` the founder stays away for ever,
+and the subsets are those of the others. A line for each, and a table at the end. What fails is
+told, keeps its logs, and the rest goes on with a new run. Exit code 1 if anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -57,10 +58,8 @@ class Table:
         took = sorted(found.back_s for found in rows)
         redone = sum(found.redone for found in rows)
         ninth = took[len(took) * 9 // 10]
-        middle = statistics.median(took)
-        return (
-            f"{group:12} {len(rows):6} {redone:7} {middle:11.2f} s {ninth:5.2f} s {took[-1]:6.2f} s"
-        )
+        times = f"{statistics.median(took):11.2f} s {ninth:5.2f} s {took[-1]:6.2f} s"
+        return f"{group:12} {len(rows):6} {redone:7} {times}"
 
 
 def cuts(times: int, draw: random.Random) -> Iterator[tuple[str, Try]]:
@@ -154,6 +153,7 @@ def main() -> int:
     if arguments.what == "grid":
         tries = grid(arguments.waits, names, draw)
     several = Grid(powered if arguments.what == "cuts" else plain, names, folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what follows
     try:
         for number, (group, attempt) in enumerate(tries, 1):
             several.do(number, group, attempt)
