@@ -427,6 +427,21 @@ def vertex_cover(
     return cover | {peer for peer in light if named.get(peer)}
 
 
+def unexplained(waits_for: Mapping[bytes, Collection[bytes]]) -> dict[bytes, set[bytes]]:
+    """Return who waits for whom, without those who are late because others are.
+
+    Whoever waits for others, and not for the one that waits for it, has an excuse. If all have one,
+    nobody has.
+    """
+    found = {
+        peer: {other for other in named if peer in (waits_for.get(other) or (peer,))}
+        for peer, named in waits_for.items()
+    }
+    if any(found.values()):
+        return found
+    return {peer: {*named} for peer, named in waits_for.items()}
+
+
 # ---------------------------------------------------------------- what an attempt leaves behind
 
 _NAMED_BYTES = 48  # a participant with its weight, packed
@@ -485,9 +500,13 @@ class AttemptCleanup:
 
         ``excluding``: without those whom the others waited for, unless nobody would be left.
         """
-        cover = self.attempt.cover(self._missing) if excluding else set[bytes]()
+        cover = self.attempt.cover(unexplained(self._missing)) if excluding else set[bytes]()
         staying = tuple(p for p in self._participants if p in alive and p not in cover)
         return staying or tuple(p for p in self._participants if p in alive)
+
+    def waits_for(self, alive: Collection[bytes]) -> dict[bytes, tuple[bytes, ...]]:
+        """Return for whom the living participants waited, as they say themselves."""
+        return {peer: named for peer, named in self._missing.items() if peer in alive}
 
     def kept(
         self, alive: Collection[bytes], copiers: Collection[bytes], links: LinkGraph

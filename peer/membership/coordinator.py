@@ -30,7 +30,7 @@ from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
 from atoll.peer.membership.failure_detector import Machines
 from atoll.peer.membership.layout import Advised, Layout, handed_on, layout_for, reserved
-from atoll.peer.membership.link_graph import shown_apart
+from atoll.peer.membership.link_graph import LinkGraph, broken_paths, shown_apart
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
     HALTED_CHARS_MAX,
@@ -106,6 +106,7 @@ class Coordinator:
         self.succession.take_over(before.succession)
         self.eligibility.flaky_peers.take_over(before.eligibility.flaky_peers, peers)
         self.barrier.take_over(before.barrier, peers)
+        self.roster.broken.take_over(before.roster.broken, peers)
         self._apart = before._apart
 
     # ------------------------------------------------------------ facts
@@ -214,6 +215,7 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
+        self.roster.mend_paths(now_s)
         self._note_links(alive)
         self._comparison.step(self._own, self.roster, alive)
         staying = alive - self.admission.leaving
@@ -344,7 +346,12 @@ class Coordinator:
         budget.stalls += cleanup.is_stall
         again = cleanup.is_stall and budget.stalls > 1
         number, kind = begin.round, begin.kind
+        if self._plans_around(cleanup, alive, now_s):
+            again = False
         participants = cleanup.participants(alive, excluding=again)
+        out = {*begin.participants} & alive - {*participants} - cleanup.attempt.restarted
+        if again:
+            self.eligibility.flaky_peers.blame(number, out, now_s)
         participants = self.eligibility.linked(kind, participants)
         enough = self.eligibility.may_go_on(number, kind, participants, begin, alive)
         if participants and enough:
@@ -352,6 +359,25 @@ class Coordinator:
             self._begin(number, kind, participants, cleanup, alive, now_s)
         else:  # the others have died meanwhile
             self._give_up(number, now_s)
+
+    def _plans_around(self, cleanup: AttemptCleanup, alive: set[bytes], now_s: float) -> bool:
+        """Return whether the next attempt avoids paths on which the last one has stalled."""
+        begin = cleanup.attempt.begin
+        if not cleanup.is_stall or begin.kind not in (STEP, REDUCE):
+            return False
+        owners = self.eligibility.owners(begin.participants, begin.kind)
+        able = {*compress(begin.participants, owners)} & alive
+        pairs = broken_paths(cleanup.waits_for(alive), able) - self.roster.broken.pairs
+        if not pairs:
+            return False
+        pause_s = self.roster.break_paths(pairs, now_s)
+        peers = {peer for pair in pairs for peer in pair}
+        text = (
+            f"round {begin.round}: {shown_apart(LinkGraph(pairs), peers)} that carries data: no"
+            f" round uses it for {duration(pause_s)}"
+        )
+        self._emit(Note("links", text))
+        return True
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
         """Act on different results of one attempt: it must not be repeated for ever.

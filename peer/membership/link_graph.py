@@ -12,22 +12,35 @@ made would be there (``Situation.unlinked``).
 The *owners* of parts of a result exchange data with all participants, so an owner is linked to each
 of them; all who are can own, and are linked to each other as well. Two that own nothing exchange
 nothing. Where nobody is linked to all, the round is of the largest set in which somebody is.
+
+A link may be there and carry nothing: behind a *bridge partition* two halves hear each other only
+through one member, and say nothing on their links that would show it. Their rounds do: an attempt
+stalls, and both ends of each broken path say that they wait for the other (:func:`broken_paths`).
+Such a pair is apart for a while (:class:`BrokenPaths`), twice as long each time; by then its links
+have ended, or the path works again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from atoll.peer.membership.messages import Heartbeat
 from atoll.peer.membership.view import View, short
 
 PAIRS_SHOWN = 4  # in a line of the log
+# A path that has stalled an attempt is not used for so long: some of the stalls that it costs to
+# try it again. Twice as long each time, and so long at most that trying costs a few per cent.
+BROKEN_MIN_S = 5.0
+BROKEN_MAX_S = 120.0
+
+Pair = tuple[bytes, bytes]  # ascending
 
 
 class LinkGraph:
     """Hold the pairs of members that are apart; all others have a link."""
 
-    def __init__(self, pairs: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(self, pairs: Iterable[Pair] = ()) -> None:
         self._apart: dict[bytes, set[bytes]] = {}
         for one, other in pairs:
             self._apart.setdefault(one, set()).add(other)
@@ -97,8 +110,10 @@ def shown_apart(links: LinkGraph, among: Collection[bytes]) -> str:
     return f"{shown} have no link to each other{more}"
 
 
-def graph_of(view: View, heartbeats: Mapping[bytes, Heartbeat]) -> LinkGraph:
-    """Return the pairs that are apart by what the members have said last.
+def graph_of(
+    view: View, heartbeats: Mapping[bytes, Heartbeat], broken: Iterable[Pair] = ()
+) -> LinkGraph:
+    """Return the pairs that are apart by what the members have said last, and the ``broken`` ones.
 
     ``heartbeats``: of this view.
     """
@@ -108,9 +123,74 @@ def graph_of(view: View, heartbeats: Mapping[bytes, Heartbeat]) -> LinkGraph:
         for peer, beat in heartbeats.items()
         if beat.unlinked
     }
-    return LinkGraph(
+    said = (
         (peer, other)
         for peer, others in lacking.items()
         for other in others
         if peer in lacking.get(other, ())
     )
+    return LinkGraph((*said, *broken))
+
+
+# ---------------------------------------------------------------- links that carry nothing
+
+
+def broken_paths(
+    waits_for: Mapping[bytes, Collection[bytes]], able: Collection[bytes]
+) -> set[Pair]:
+    """Return the pairs that wait for each other, if somebody ``able`` to own is in none of them.
+
+    ``waits_for``: what the participants of a stalled attempt say. Where everybody waits for
+    somebody who waits for them, it may be that all are slow, and no path is to blame.
+    """
+    pairs = {
+        (peer, other)
+        for peer, others in waits_for.items()
+        for other in others
+        if peer < other and peer in waits_for.get(other, ())
+    }
+    at_an_end = {peer for pair in pairs for peer in pair}
+    return pairs if {*able} - at_an_end else set()
+
+
+@dataclass(slots=True)
+class _Broken:
+    until_s: float
+    pause_s: float
+
+
+class BrokenPaths:
+    """Keep the pairs between whom data have not come through lately."""
+
+    def __init__(self) -> None:
+        self._found: dict[Pair, _Broken] = {}
+        self.pairs: frozenset[Pair] = frozenset()  # that are apart therefore
+
+    def note(self, pairs: Iterable[Pair], now_s: float) -> float:
+        """Count these pairs as apart for a while; return for how long."""
+        longest_s = 0.0
+        for pair in pairs:
+            before = self._found.get(pair)
+            pause_s = min(BROKEN_MAX_S, 2 * before.pause_s) if before else BROKEN_MIN_S
+            self._found[pair] = _Broken(now_s + pause_s, pause_s)
+            longest_s = max(longest_s, pause_s)
+        self.step(now_s)
+        return longest_s
+
+    def step(self, now_s: float) -> bool:
+        """Let pairs be tried again whose time is up; return whether other pairs are apart now.
+
+        A pair is forgotten when it has been well for as long as it was apart.
+        """
+        self._found = {
+            pair: broken
+            for pair, broken in self._found.items()
+            if now_s < broken.until_s + broken.pause_s
+        }
+        before = self.pairs
+        self.pairs = frozenset(p for p, broken in self._found.items() if now_s < broken.until_s)
+        return self.pairs != before
+
+    def take_over(self, before: BrokenPaths, members: Collection[bytes]) -> None:
+        """Go on with what this coordinator knew of these members in the view before."""
+        self._found = {p: x for p, x in before._found.items() if {*p} <= {*members}}

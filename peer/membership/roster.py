@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from atoll.peer.membership.failure_detector import FailureDetector, Machines, Silence
-from atoll.peer.membership.link_graph import LinkGraph, graph_of
+from atoll.peer.membership.link_graph import BrokenPaths, LinkGraph, Pair, graph_of
 from atoll.peer.membership.messages import Begin, Heartbeat
 from atoll.peer.membership.operations import object_digest
 from atoll.peer.membership.timing import Timing
@@ -32,6 +32,7 @@ class Roster:
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
         self._links: LinkGraph | None = LinkGraph()  # None: to be found anew
         self._cached: tuple[float, set[bytes]] = (-1.0, set())  # who lived, and when that was asked
+        self.broken = BrokenPaths()
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
         """Note a sign of life; return False if it is not of the member that runs now.
@@ -142,8 +143,18 @@ class Roster:
     def links(self) -> LinkGraph:
         """Return who of the view has a link to whom, by what they have said last."""
         if self._links is None:
-            self._links = graph_of(self.view, self.heartbeats)
+            self._links = graph_of(self.view, self.heartbeats, self.broken.pairs)
         return self._links
+
+    def break_paths(self, pairs: Collection[Pair], now_s: float) -> float:
+        """Count these pairs as without a link for a while; return for how long."""
+        self._links = None
+        return self.broken.note(pairs, now_s)
+
+    def mend_paths(self, now_s: float) -> None:
+        """Let the pairs be tried again whose time is up."""
+        if self.broken.step(now_s):
+            self._links = None
 
     # ------------------------------------------------------------ state and barrier
 

@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,8 +176,8 @@ def restart(run: Fleet, victim: str) -> None:
     run.restart(victim)
 
 
-def others_commit(run: Fleet, victim: str, after_s: float) -> float:
-    return max(contributes(run, name, after_s) for name in NAMES if name != victim)
+def others_commit(run: Fleet, victim: str, after_s: float, names: Iterable[str] = NAMES) -> float:
+    return max(contributes(run, name, after_s) for name in names if name != victim)
 
 
 def contributes(run: Fleet, name: str, after_s: float = 0.0) -> float:

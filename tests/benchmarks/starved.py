@@ -51,6 +51,7 @@ class Turn:
     rounds: int = 0
     rounds_s: float = 0.0
     views: int = 0  # after the run was formed
+    first_retries: int = 0  # attempts at the first state that were begun again
     events: Counter[str] = field(default_factory=Counter)
 
 
@@ -145,7 +146,9 @@ def one_turn(chosen: argparse.Namespace, which: str) -> Turn:
         turn.rounds_s = time.monotonic() - begun_s
         for name in names:
             turn.rounds = max(turn.rounds, run.peers[name].try_status().get("round", 0) - 1)
-            kinds = Counter(kind for kind, _ in EVENT.findall(run.peers[name].text))
+            said = EVENT.findall(run.peers[name].text)
+            kinds = Counter(kind for kind, _ in said)
+            turn.first_retries += sum(k == "retry" and t.startswith("round 1:") for k, t in said)
             turn.events.update({kind: kinds[kind] for kind in KINDS if kinds[kind]})
             if chosen.keep is not None:
                 chosen.keep.mkdir(parents=True, exist_ok=True)

@@ -1,25 +1,34 @@
 """Faults at random, overlapping, for hours: does the run go on, and are all its bits equal?
 
-    python tests/chaos/soak.py [--hours 8 | --minutes 3] [--seed 1] [--mean-s 1.0]
+    python tests/chaos/soak.py [--hours 1 | --minutes 3] [--seed 1] [--mean-s 1.0]
+        [--parameters 2e5] [--only KIND ...] [--keep FOLDER]
 
 Eight daemons on hosts of their own (network namespaces) with numpy trainers. About once a second a
-fault begins, of a kind and for a time that the seed chooses; several are under way at any moment,
-but never more than the group can bear (BROKEN_MAX of its members, see soak_faults.Kind). It fails
-when two daemons show different digests of a round, when nothing commits for 30 s, when a daemon
-ends by itself or is not back in time, and when memory or descriptors grow. Exit code 1 then.
+fault begins, of a kind and for a time that the seed chooses; several are under way at any moment.
+Kinds that break one member or two never break more than the group can bear (BROKEN_MAX); the wide
+ones, restarts of any number at once and partitions of any shape, break as many as they like.
+
+A *miss* is a stall above LIMIT_S (STARVED_LIMIT_S while CPUs are starved) in which a majority was
+up and linked (soak_stalls.py). It fails at once when two daemons show different digests of a round,
+when a committed round is gone, in a fork, when a daemon ends by itself or is not back in time, and
+when the run is dead; at its end for each miss, and when memory, descriptors or homes have grown.
+Exit code 1 then. Everything that happened is in ``events.log`` in the folder of the daemons' logs,
+with the time of day, so that each stall can be looked up there.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import random
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,23 +37,29 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness.bad_path import BadPath
 from harness.health import assert_healthy
 from harness.netns import Net
+from harness.power_cut import with_preloads
 from harness.processes import NET_PORT, Fleet
+from harness.slow_disk import SlowDisk
 from harness.soak_faults import GUEST, KINDS, MARRED, Kind, Undo
-from harness.soak_watch import Watch
+from harness.soak_stalls import DEAD_S, Stall, Stalls, has_majority, names_of
+from harness.soak_watch import SHORT_S, Homes, Watch
 from harness.wrong_clock import WrongClock
 
 from atoll.peer.checkpoint.reader import candidates, open_latest
 
 NAMES = "abcdefgh"
-ELDER = "h"  # never killed: a leak shows in the process that lives longest
+ELDER = "h"  # killed with all others only: a leak shows in the process that lives longest
 BROKEN_MAX = 3  # of eight: five are a quorum
-BACK_S = 90.0  # a victim must be well again that long after its fault, under fire all the while
+BACK_S = 120.0  # a victim must be well again that long after its fault, under fire all the while
 PARAMETERS = 2e5
 INNER_S = 0.15
-LOG_BYTES = 200_000
+LOG_BYTES = 200_000  # of each daemon's life, at least
 TIDY_S = 10.0
-HOME_BYTES = 8 << 20  # its checkpoints fit, while it is not filled up
-EVERY = 20  # rounds between two checkpoints of a daemon
+EVERY = 20  # rounds between two checkpoints of a daemon ...
+EVERY_LARGE = 5  # ... whose rounds are so large that twice as many must fit beside two checkpoints
+LARGE = 1e6  # parameters
+HOME_BYTES = 24 << 20  # beside them: two ledgers, one that was refused
+SLOW_BITS = 40  # of each parameter, in a second over a slow link
 # How a daemon may end while it comes back: its home's disk is full, nobody answers, not admitted.
 DAEMON_MAY_END = {2, 10, 11}
 # ... and a trainer: its daemon does not answer, has died, or no round has committed.
@@ -67,49 +82,64 @@ class Failed(Exception):
 class Soak:
     """See soak_faults.Stage for what a fault may use."""
 
-    def __init__(self, folder: Path, seed: int, mean_s: float) -> None:
+    def __init__(
+        self, folder: Path, seed: int, mean_s: float, parameters: float, only: list[str]
+    ) -> None:
         self.dice = random.Random(seed)
-        self.mean_s = mean_s
+        self.mean_s, self.parameters = mean_s, parameters
+        self.kinds = [kind for kind in KINDS if not only or kind.name in only]
+        self.every = EVERY if parameters < LARGE else EVERY_LARGE
+        self.slow_bps = SLOW_BITS * parameters
         self.net = Net([*NAMES, GUEST])
+        self.names = {self.net.address(name): name for name in [*NAMES, GUEST]}
         host = self.net.address(MARRED)
         self.path = BadPath(host, lambda make: self.net.inside(MARRED, make))
         self.path.target_port = NET_PORT
         self.run = Fleet(folder, self.net)
         self.run.options = self.options
         self.clocks = {name: WrongClock(folder / f"clock-{name}") for name in NAMES}
+        self.disks = {name: SlowDisk(folder / f"disk-{name}") for name in NAMES}
+        self.events = (folder / "events.log").open("w")
         self.mounted: list[Path] = []
         self.active: list[Active] = []
         self.down: set[str] = set()  # killed or leaving, by a fault
         self.recovering: dict[str, float] = {}  # since when
+        self.started_s = dict.fromkeys(NAMES, 0.0)  # when each daemon's process was started last
         self.retry_s: dict[str, float] = {}
         self.flipped: dict[str, int] = {}  # the round in which its memory was damaged
+        self.forgetful: set[str] = set()  # whose home is damaged, until they are well again
+        self.cut: Counter[frozenset[str]] = Counter()  # paths that are cut, once for each fault
+        self.starved = False
         self.counts: Counter[str] = Counter()
-        self.story: deque[str] = deque(maxlen=40)
         self.began_s = time.monotonic()
         self.next_s = self.tidy_s = 0.0
         self.slowest_back = (0.0, "")
-        self.checkpointed = 0
+        self.checkpointed = self.lost = 0
+        self.homes = Homes()
         self.watch: Watch
+        self.stalls: Stalls
 
     def form(self) -> None:
+        large = 8 * self.parameters
+        room = HOME_BYTES + int(3 * large + 3 * self.every * self.parameters)
         for name in NAMES:
             home = self.run.folder / name
             home.mkdir()
-            options = f"size={HOME_BYTES},mode=700"
-            command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(home)]
+            command = ["mount", "-t", "tmpfs", "-o", f"size={room},mode=700", "tmpfs", str(home)]
             subprocess.run(command, check=True)
             self.mounted.append(home)
-            self.run.environment = self.clocks[name].environment
+            self._set_environment(name)
             if self.run.invite:
                 self.run.join(name)
             else:
                 self.run.up(name)
         for name in NAMES:
             self.run.sees(name, len(NAMES))
-            self.run.train(name, PARAMETERS, inner_s=INNER_S)
+            self.run.train(name, self.parameters, inner_s=INNER_S)
         assert_healthy(self.run)
-        self.watch = Watch(self.run, NAMES, ELDER)
+        self.watch = Watch(self.run, NAMES)
         self.began_s = time.monotonic()
+        self.stalls = Stalls(self.began_s)
 
     def options(self, name: str) -> tuple[str, ...]:
         """Checkpoints lie on the disk that is filled up now and then."""
@@ -117,15 +147,23 @@ class Soak:
             return ()
         folder = self.run.folder / name / "checkpoints"
         advertised = ("--advertise", self.path.address) if name == MARRED else ()
-        return ("--checkpoint", str(folder), "--every", str(EVERY), *advertised)
+        return ("--checkpoint", str(folder), "--every", str(self.every), *advertised)
+
+    def _set_environment(self, name: str) -> None:
+        clock, disk = self.clocks[name].environment, self.disks[name].environment
+        self.run.environment = with_preloads(clock, disk)
 
     def close(self) -> None:
         if hasattr(self, "watch"):
             self.watch.close()
+        for fault in self.active:  # burners would outlive us
+            with contextlib.suppress(Exception):
+                fault.undo()
         self.path.close()
         self.run.close()  # the network with it
         for home in self.mounted:
             subprocess.run(["umount", "--lazy", str(home)], check=True)
+        self.events.close()
 
     # ------------------------------------------------------------ one turn
 
@@ -140,13 +178,53 @@ class Soak:
         if now_s - self.tidy_s > TIDY_S:
             self.tidy_s = now_s
             self.run.tidy(LOG_BYTES)
-        under_way = ", ".join(f"{a.kind.name} {''.join(a.names)}" for a in self.active)
-        if problem := self.watch.failure or self.watch.stall(under_way):
-            raise Failed(problem)
+            self.homes.look(self.mounted)
+        if self.watch.failure:
+            raise Failed(self.watch.failure)
+        self.look_at_stalls()
+
+    def look_at_stalls(self) -> None:
+        """With the time of now: beginning a fault may have taken a while."""
+        now_s = time.monotonic()
+        ended = self.stalls.look(
+            now_s,
+            self.watch.committed_s,
+            [a.kind.name for a in self.active],
+            is_fit=self.is_fit(),
+            is_starved=self.starved,
+        )
+        if ended is not None:
+            self.note(f"{'MISS: ' if ended.is_miss else ''}{self.told(ended)}, over now")
+        if now_s - self.watch.committed_s > DEAD_S:
+            raise Failed(f"nothing has committed for {DEAD_S:.0f} s: see the logs")
+
+    def told(self, stall: Stall) -> str:
+        at_s = stall.began_s - self.began_s
+        return f"stall of {stall.length_s:.1f} s from {at_s:.1f} s on: {names_of(stall.faults)}"
+
+    def is_fit(self) -> bool:
+        """Whether a majority of the view is up and linked, and one of it has a trainer."""
+        view = max(
+            (status for _, status in self.watch.statuses.values()),
+            key=lambda status: (status["view"], status["round"]),
+            default=None,
+        )
+        if view is None:
+            return True
+        members = [self.names.get(m["address"].partition(":")[0], "") for m in view["members"]]
+        fit = {
+            name
+            for name in NAMES
+            if name not in self.down | self.watch.off | self.forgetful
+            and self.run.peers[name].popen.poll() is None
+            and self.watch.fresh(name, self.started_s[name])
+        }
+        trains = any(self.watch.statuses[name][1]["trainer"] for name in fit)
+        return trains and has_majority(members, fit, +self.cut)
 
     def begin_one(self, now_s: float) -> None:
         """A kind that is possible now; there is always one that breaks nobody."""
-        kinds = list(KINDS)
+        kinds = list(self.kinds)
         while kinds:
             kind = self.dice.choices(kinds, [k.weight for k in kinds])[0]
             if names := self.victims(kind):
@@ -162,13 +240,19 @@ class Soak:
 
     def victims(self, kind: Kind) -> tuple[str, ...]:
         """Names for it, () if it must not be now."""
-        broken = {n for a in self.active if a.kind.broken for n in a.names} | set(self.recovering)
-        if len(broken) + kind.broken > BROKEN_MAX:
+        breaking = [a for a in self.active if a.kind.broken or a.kind.wide[1]]
+        broken = {n for a in breaking for n in a.names} | set(self.recovering)
+        if not kind.wide[1] and len(broken) + kind.broken > BROKEN_MAX:
             return ()
         same = {n for a in self.active if a.kind.name == kind.name for n in a.names}
-        if same and kind.name in ("pause a majority", "a guest", "flipped memory"):
-            return ()  # one at a time
-        possible = [n for n in NAMES if n not in broken | same and not (kind.fatal and n == ELDER)]
+        if same and (kind.single or kind.wide[1]):
+            return ()
+        if kind.wide[1] and any(a.kind.wide[1] for a in self.active):
+            return ()
+        if kind.name in ("flipped bits in a home", "lost home") and self.forgetful:
+            return ()  # what one has forgotten the others hold
+        spared = {ELDER} if kind.fatal else set()
+        possible = [n for n in NAMES if n not in broken | same | spared]
         if kind.name == "flipped memory":  # it has to say how much it has
             possible = [n for n in possible if n not in self.watch.off]
         if kind.victim == "coordinator":
@@ -177,6 +261,8 @@ class Soak:
         elif kind.victim != "any":
             possible = [n for n in possible if n == kind.victim]
         many = max(1, kind.broken)
+        if kind.wide[1]:
+            many = min(self.dice.randint(*kind.wide), max(len(possible), kind.wide[0]))
         return tuple(self.dice.sample(possible, many)) if len(possible) >= many else ()
 
     def end(self, fault: Active) -> None:
@@ -200,6 +286,7 @@ class Soak:
                 if code not in DAEMON_MAY_END or not (name in self.recovering or name in full):
                     raise Failed(f"{name} has ended with {code}: see {daemon.log}")
                 self.retry_s[name] = now_s + RETRY_S
+                self.note(f"{name} has ended with {code} and is started again")
                 self.start_again(name)
                 self.recovering.setdefault(name, now_s)
             elif (code := trainer.popen.poll()) is not None:
@@ -207,12 +294,13 @@ class Soak:
                     raise Failed(f"{name}'s trainer has ended with {code}: see {trainer.log}")
                 if self.watch.fresh(name, now_s - 1.0):
                     self.retry_s[name] = now_s + RETRY_S
-                    self.run.train(name, PARAMETERS, inner_s=INNER_S)
+                    self.run.train(name, self.parameters, inner_s=INNER_S)
 
     def welcome_back(self, now_s: float) -> None:
         for name, since_s in list(self.recovering.items()):
             if self.is_well(name, since_s):
                 del self.recovering[name]
+                self.forgetful.discard(name)
                 took_s = now_s - since_s
                 self.slowest_back = max(self.slowest_back, (took_s, name))
             elif now_s - since_s > BACK_S:
@@ -244,9 +332,21 @@ class Soak:
         self.down.add(name)
 
     def start_again(self, name: str) -> None:
+        """With its own line; from an empty home by the invite of somebody who is there."""
         self.run.peers[name].ends()
-        self.run.environment = self.clocks[name].environment
-        self.run.restart(name)
+        self._set_environment(name)
+        self.started_s[name] = time.monotonic()
+        if (self.run.peers[name].home / "run.json").exists():
+            self.run.again(name)
+        else:
+            others = (n for n in NAMES if n != name and self.watch.fresh(n, self.started_s[n]))
+            giver = next(others, None)
+            if giver is not None:
+                self.run.invite = self.run.peers[giver].invite
+            self.run.join(name)
+            self.run.trainers[name].kill()
+            self.run.trainers[name].ends()
+            self.run.train(name, self.parameters, inner_s=INNER_S)
         self.down.discard(name)
 
     def keep_off(self, name: str, *, off: bool) -> None:
@@ -257,16 +357,29 @@ class Soak:
         self.flipped[name] = self.watch.round
         self.watch.distrusted[name] = -1
 
+    def forgets(self, name: str) -> None:
+        self.forgetful.add(name)
+
+    def part(self, pairs: Iterable[tuple[str, str]]) -> Undo:
+        cut = Counter(frozenset(pair) for pair in pairs)
+        self.cut += cut
+        return lambda: self.cut.subtract(cut)
+
+    def starve(self, *, on: bool) -> None:
+        self.starved = on
+
     # ------------------------------------------------------------ the end
 
     def note(self, text: str) -> None:
-        self.story.append(f"{time.monotonic() - self.began_s:8.1f} s  {text}")
+        now_s = time.monotonic() - self.began_s
+        print(f"{time.strftime('%H:%M:%S')} {now_s:9.2f} s  {text}", file=self.events, flush=True)
 
     def calm(self) -> None:
         """No more faults: everybody comes back and the next rounds commit everywhere."""
         for fault in list(self.active):
             self.end(fault)
         self.net.heal()
+        self.note("no more faults")
         while self.recovering:
             self.next_s = float("inf")
             self.turn(time.monotonic())
@@ -277,36 +390,63 @@ class Soak:
             self.turn(time.monotonic())
             time.sleep(0.05)
         assert_healthy(self.run, NAMES, diverged=True)
+        self.check_rounds()
         self.check_checkpoints()
-        watched_s = time.monotonic() - self.began_s
-        if problem := self.watch.flat[ELDER].problem(watched_s):
-            raise Failed(f"{ELDER}: {problem}")
+
+    def check_rounds(self) -> None:
+        """Whatever anybody has shown as committed is under what all have now."""
+        now = min(self.run.peers[name].status()["round"] for name in NAMES)
+        self.lost = max(0, self.watch.round - now)
+        if self.lost:
+            raise Failed(f"{self.lost} rounds are lost: {self.watch.round} was committed")
 
     def check_checkpoints(self) -> None:
-        """Whatever is there under a final name is whole, and somebody's is of late."""
+        """Whatever has a final name is whole, but for what was flipped; somebody's is of late."""
         rounds = []
-        for name in NAMES:
-            folder = self.run.folder / name / "checkpoints"
-            for path in candidates(folder):
+        for path in itertools.chain.from_iterable(
+            candidates(self.run.folder / name / "checkpoints") for name in NAMES
+        ):
+            try:
                 with open_latest(path) as checkpoint:  # every byte is checked
                     rounds.append(checkpoint.manifest.round)
+            except Exception as error:
+                if not self.counts["flipped bits in a home"]:
+                    raise Failed(f"{path} is not whole: {error}") from error
         self.checkpointed = len(rounds)
         last = max(rounds, default=0)
-        if last < self.watch.round - 10 * EVERY:
+        if last < self.watch.round - 10 * self.every:
             raise Failed(f"the latest checkpoint is of round {last}, the run at {self.watch.round}")
+
+    @property
+    def problems(self) -> list[str]:
+        """Return what the whole time has shown."""
+        found = [self.told(stall) for stall in self.stalls.misses]
+        elder = self.watch.flat[ELDER]
+        if elder.span_s >= SHORT_S and (problem := elder.problem(elder.span_s)):
+            found.append(f"{ELDER}: {problem}")
+        return found + ([self.homes.problem] if self.homes.problem else [])
 
     def summary(self) -> str:
         hours = (time.monotonic() - self.began_s) / 3600
-        lines = [f"{count:7d}  {kind}" for kind, count in self.counts.most_common()]
-        watch = self.watch
+        watch, stalls = self.watch, self.stalls
+        lines = ["  count  longest stall  fault"]
+        for kind, count in self.counts.most_common():
+            lines.append(f"{count:7d}  {stalls.longest_s.get(kind, 0.0):11.1f} s  {kind}")
         compared = watch.compared + sum(len(by) > 1 for by in watch.ledger.seen_by.values())
+        elder, (first, last) = watch.flat[ELDER], self.homes.thirds(self.homes.bytes_ or [0])
         lines += [
             f"{self.counts.total():7d}  faults of {len(self.counts)} kinds in {hours:.2f} h",
             f"{watch.round:7d}  rounds committed; digests of {compared} compared",
-            f"{self.checkpointed:7d}  checkpoints at the end, all of them whole",
-            f"{watch.worst_stall_s:7.1f}  s worst stall, during: {watch.worst_stall_note or '-'}",
+            f"{self.lost:7d}  rounds lost",
+            f"{self.checkpointed:7d}  checkpoints at the end that are whole",
+            f"{len(stalls.noted):7d}  stalls above 3 s, {len(stalls.misses)} of them misses",
+            f"{stalls.longest.length_s:7.1f}  s, the longest: {names_of(stalls.longest.faults)}",
+            f"{stalls.excused_s:7.1f}  s without a majority that was up and linked",
             f"{self.slowest_back[0]:7.1f}  s until the slowest victim ({self.slowest_back[1]})"
             " was well again",
+            f"{elder.slope_mib_per_h:7.1f}  MiB per hour more memory in {ELDER},"
+            f" which lived for {elder.span_s:.0f} s",
+            f"{last / 2**20:7.1f}  MiB in all homes, {first / 2**20:.1f} in the first third",
         ]
         for name, flat in watch.flat.items():
             if flat.samples:
@@ -314,45 +454,49 @@ class Soak:
                 fds = flat.medians("descriptors")
                 lines.append(
                     f"{last / 2**20:7.1f}  MiB in {name} (first third {first / 2**20:.1f}),"
-                    f" {fds[1]:.0f} descriptors ({fds[0]:.0f})"
+                    f" {fds[1]:.0f} descriptors ({fds[0]:.0f}), in {flat.span_s:.0f} s"
                 )
         return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hours", type=float, default=8.0)
+    parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--minutes", type=float, default=0.0, help="instead of --hours")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--mean-s", type=float, default=1.0, help="between two faults")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="atoll-soak-"))
-    print(f"soak with seed {arguments.seed}, logs in {folder}", flush=True)
-    soak = Soak(folder, arguments.seed, arguments.mean_s)
-    failure = ""
+    parser.add_argument("--parameters", type=float, default=PARAMETERS)
+    parser.add_argument("--only", nargs="+", default=[], choices=[kind.name for kind in KINDS])
+    parser.add_argument("--keep", type=Path, help="a new folder for the logs")
+    chosen = parser.parse_args()
+    folder = chosen.keep or Path(tempfile.mkdtemp(prefix="atoll-soak-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"soak with seed {chosen.seed}, logs in {folder}", flush=True)
+    soak = Soak(folder, chosen.seed, chosen.mean_s, chosen.parameters, chosen.only)
+    problems = []
     try:
         soak.form()
-        until_s = soak.began_s + (60 * arguments.minutes or 3600 * arguments.hours)
+        until_s = soak.began_s + (60 * chosen.minutes or 3600 * chosen.hours)
         while (now_s := time.monotonic()) < until_s:
             soak.turn(now_s)
             time.sleep(0.02)
         soak.calm()
     except (Failed, AssertionError) as error:
-        failure = str(error)
+        problems = [str(error)]
     except Exception:  # a fault that could not be made or undone
-        failure = traceback.format_exc()
+        problems = [traceback.format_exc()]
     except KeyboardInterrupt:
-        failure = "interrupted"
+        problems = ["interrupted"]
     finally:
         with contextlib.suppress(AttributeError):  # it never formed
+            problems += soak.problems
             print(soak.summary(), flush=True)
-        if failure:
-            print("the last faults:", *soak.story, sep="\n")
-            print(f"FAILED with seed {arguments.seed}: {failure[:4000]}\nlogs: {folder}")
-        else:
-            print(f"passed with seed {arguments.seed}")
+        for problem in problems:
+            soak.note(f"FAILED: {problem}")
+            print(f"FAILED with seed {chosen.seed}: {problem[:4000]}")
+        print(f"logs, and events.log: {folder}" if problems else f"passed with seed {chosen.seed}")
         soak.close()
-    return 1 if failure else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """What the soak relies on: a daemon that is not watched any more is a failure, and so is a fork,
-memory that grows, and memory that nobody has looked at."""
+memory or a home that grows, memory that nobody has looked at, and a stall that nothing explains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 from harness import soak_watch
 from harness.processes import Fleet, until
-from harness.soak_watch import Flatness, Sample, Watch
+from harness.soak_stalls import LIMIT_S, STARVED_LIMIT_S, Stalls, has_majority
+from harness.soak_watch import Flatness, Homes, Sample, Watch
 
 STATUS = {
     "lineage": "l",
@@ -32,7 +33,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, status: Callable[[], dict[str, Any]])
         return status()
 
     peers = {"a": SimpleNamespace(try_status=look, pid=0)}
-    watched = Watch(cast(Fleet, SimpleNamespace(peers=peers)), "a", "a")  # type: ignore[arg-type]
+    watched = Watch(cast(Fleet, SimpleNamespace(peers=peers)), "a")  # type: ignore[arg-type]
     try:
         until(lambda: watched.failure or len(looks) > 5, "it looks")
     finally:
@@ -107,3 +108,56 @@ def test_memory_that_grows_or_was_not_seen_fails(
     series: Flatness, watched_s: float, problem: str
 ) -> None:
     assert problem in series.problem(watched_s)
+
+
+def test_homes_that_grow_fail() -> None:
+    flat_homes = Homes([100 * MIB, 140 * MIB, 90 * MIB] * 4, [50, 70, 60] * 4)
+    assert not flat_homes.problem
+    assert "homes grew" in Homes([(100 + 20 * n) * MIB for n in range(12)], [50] * 12).problem
+    assert "files" in Homes([100 * MIB] * 12, [50 + 20 * n for n in range(12)]).problem
+
+
+# ---------------------------------------------------------------- stalls
+
+
+def pairs(*names: str) -> set[frozenset[str]]:
+    return {frozenset(pair) for pair in names}
+
+
+def test_a_majority_is_linked_to_somebody() -> None:
+    assert has_majority("abcde", "abc", set())
+    assert not has_majority("abcde", "ab", set())
+    assert not has_majority("abcd", "ab", set()), "a half may be one, and is not waited for"
+    assert has_majority("abcde", "abcde", pairs("ac", "ad", "bc", "bd")), "e is a bridge"
+    split = pairs("ac", "ad", "ae", "bc", "bd", "be")
+    assert has_majority("abcde", "abcde", split), "c, d and e"
+    assert not has_majority("abcde", "abcd", split)
+    assert not has_majority("abcde", "fgh", set()), "they are no members"
+
+
+def stalled(until_s: int, *, unfit: range = range(0), starved: range = range(0)) -> Stalls:
+    """Nothing commits until then."""
+    stalls = Stalls(0.0)
+    for now_s in range(1, until_s + 1):
+        fit, busy = now_s not in unfit, now_s in starved
+        stalls.look(float(now_s), 0.0, ["kill"], is_fit=fit, is_starved=busy)
+    return stalls
+
+
+def test_a_stall_is_a_miss_where_nothing_explains_it() -> None:
+    assert not stalled(int(LIMIT_S)).misses
+    assert [stall.length_s for stall in stalled(12).misses] == [12.0]
+    assert not stalled(18, unfit=range(5, 10)).misses, "it begins anew at 9 s"
+    assert stalled(20, unfit=range(5, 10)).misses
+    assert stalled(20, unfit=range(5, 10)).excused_s == 5.0
+    assert not stalled(int(STARVED_LIMIT_S), starved=range(3)).misses
+    assert stalled(int(STARVED_LIMIT_S) + 1, starved=range(3)).misses
+    assert stalled(12).longest_s == {"kill": 12.0}
+
+
+def test_a_commit_ends_a_stall_and_a_long_one_is_told() -> None:
+    stalls = stalled(12)
+    assert stalls.look(12.5, 12.4, [], is_fit=True, is_starved=False) is stalls.noted[0]
+    assert stalls.noted[0].faults == ["kill"]
+    assert stalls.look(13.0, 12.9, [], is_fit=True, is_starved=False) is None
+    assert len(stalls.misses) == 1

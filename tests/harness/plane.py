@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["DataPlane", "root_of"]
 
 RECHECK_S = 0.1  # an attempt that cannot go on now is looked at again
-BROKEN_S = 0.5  # edges that stay cut are reported after this time
 PROGRESS_S = 0.2  # between reports of bytes moved
 CHUNK_BYTES = 1 << 20
 
@@ -214,7 +213,7 @@ class DataPlane:
     def _report_broken(self, running: Reduction, group: dict[bytes, Host]) -> None:
         """A dead process resets its streams at once; a silent edge is noticed later."""
         world, begin = self._world, running.begin
-        late = world.now_s - running.started_s > BROKEN_S
+        late = world.now_s - running.started_s > world.broken_s
         owners = {*self._owners(begin)}
         for host in list(group.values()):
             missing = []
@@ -245,14 +244,32 @@ class DataPlane:
     def list_final(self, host: Host, effect: ev.ListFinal) -> None:
         """Which chunks of this attempt are final here?"""
         job = host.jobs.get(effect.round)
-        digests = b""
+        digests, missing = b"", tuple[bytes, ...]()
         if job is not None and job.begin.attempt == effect.attempt:
+            missing = self._missing(host, job)
             empty = bytes(32)
             size = self.size(job.begin)
             held = [job.finals.get(chunk) for chunk in range(size)]
             digests = b"".join(mean.digest if mean else empty for mean in held)
-        event = ev.FinalChunks(effect.round, effect.attempt, digests)
+        event = ev.FinalChunks(effect.round, effect.attempt, digests, missing)
         self._world.after(0.001, lambda: self._world.deliver(host, event))
+
+    def _missing(self, host: Host, job: Job) -> tuple[bytes, ...]:
+        """For whom it waits: whose parts its own chunks lack, or else the owners of results."""
+        begin, running = job.begin, self._running.get(job.begin)
+        joined = running.joined if running is not None else {}
+        formed = running.formed if running is not None else {}
+        lacking = [chunk for chunk in range(self.size(begin)) if chunk not in job.finals]
+        lacking = [chunk for chunk in lacking if not self._is_kept(host, begin, chunk)]
+        owners = {self._owner(begin, chunk) for chunk in lacking if chunk not in formed}
+        late = {
+            peer
+            for peer in begin.participants
+            if host.peer in owners
+            and ((other := joined.get(peer)) is None or not self._world.is_open(other, host))
+        }
+        behind = {self._owner(begin, chunk) for chunk in lacking}
+        return tuple(sorted((late or behind) - {host.peer}))
 
     # ------------------------------------------------------------ the state
 

@@ -298,13 +298,12 @@ class Fleet:
 
     def tidy(self, log_bytes: int) -> None:
         """For runs of hours: forget processes that have ended, and all but the ends of logs."""
-        for process in [p for p in self._ended if p.popen.poll() is not None]:
-            self._ended.remove(process)
-            process.log.unlink(missing_ok=True)
-        for process in [*self.peers.values(), *self.trainers.values()]:
+        for process in [*self._ended, *self.peers.values(), *self.trainers.values()]:
             if process.log.stat().st_size > 2 * log_bytes:
                 tail = process.log.read_bytes()[-log_bytes:]
                 process.log.write_bytes(tail)  # its writer appends
+        for process in [p for p in self._ended if p.popen.poll() is not None]:
+            self._ended.remove(process)
 
     def report(self) -> str:
         parts = []

@@ -1,21 +1,24 @@
-"""What the soak sees: statuses, equal digests, stalls, memory."""
+"""What the soak sees: statuses, equal digests, commits, memory, homes."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from harness.health import Ledger, usage
 from harness.processes import Fleet
 
-__all__ = ["Flatness", "Watch"]
+__all__ = ["Flatness", "Homes", "Sample", "Watch"]
 
 LOOK_S = 0.3  # between two questions to one daemon
-STALL_S = 30.0
 YOUNG_S = 10.0  # a process that has just started does not count: it still takes what it needs
 SAMPLE_S = 2.0
 # A series is judged from this many samples on; a run shorter than SHORT_S may have fewer. In a
@@ -29,6 +32,8 @@ ROUNDS_KEPT = 2000
 # Of the median of the last third over that of the first.
 GROWTH_MAX = 1.15
 GROWTH_DESCRIPTORS_MAX = 16
+GROWTH_HOME_MAX = 1.5  # a ledger, and rounds between two checkpoints, grow and shrink all the time
+GROWTH_HOME_BYTES = 4 << 20  # ... and a ledger that was refused stays
 
 
 @dataclass
@@ -43,6 +48,19 @@ class Flatness:
     """Medians of the first and last third of a series."""
 
     samples: list[Sample] = field(default_factory=list)
+    pid: int = 0  # of the life that it is of
+
+    @property
+    def span_s(self) -> float:
+        return self.samples[-1].at_s - self.samples[0].at_s if self.samples else 0.0
+
+    @property
+    def slope_mib_per_h(self) -> float:
+        """From the middle of the first third to that of the last one."""
+        if self.span_s <= 0 or len(self.samples) < SAMPLES_MIN:
+            return 0.0
+        first, last = self.medians("rss_bytes")
+        return (last - first) / 2**20 / (self.span_s * 2 / 3 / 3600)
 
     def medians(self, what: str) -> tuple[float, float]:
         third = max(1, len(self.samples) // 3)
@@ -54,7 +72,7 @@ class Flatness:
         count = len(self.samples)
         if watched_s >= SHORT_S:
             wanted = max(SAMPLES_MIN, SAMPLES_SHARE_MIN * watched_s / SAMPLE_S)
-            span_s = self.samples[-1].at_s - self.samples[0].at_s if count else 0.0
+            span_s = self.span_s
             if count < wanted or span_s < SPAN_SHARE_MIN * watched_s:
                 return (
                     f"memory was looked at {count} times within {span_s:.0f} s of"
@@ -71,11 +89,45 @@ class Flatness:
         return ""
 
 
+@dataclass
+class Homes:
+    """What lies in all homes together, over time."""
+
+    bytes_: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+
+    def look(self, homes: Iterable[Path]) -> None:
+        """Without what a fault has put there; files may vanish meanwhile."""
+        sizes = []
+        for path in itertools.chain.from_iterable(home.glob("**/*") for home in homes):
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.name != "ballast":
+                    sizes.append(path.stat().st_size)
+        self.bytes_.append(sum(sizes))
+        self.files.append(len(sizes))
+
+    def thirds(self, what: list[int]) -> tuple[float, float]:
+        third = max(1, len(what) // 3)
+        return statistics.median(what[:third]), statistics.median(what[-third:])
+
+    @property
+    def problem(self) -> str:
+        if len(self.bytes_) < SAMPLES_MIN:
+            return ""
+        first, last = self.thirds(self.bytes_)
+        if last > GROWTH_HOME_MAX * first + GROWTH_HOME_BYTES:
+            return f"homes grew from {first / 2**20:.1f} to {last / 2**20:.1f} MiB"
+        first, last = self.thirds(self.files)
+        if last > 2 * first + SAMPLES_MIN:
+            return f"homes have {last:.0f} files, {first:.0f} at first"
+        return ""
+
+
 class Watch:
     """One thread per daemon asks for its status; the soak's own loop only looks at the answers."""
 
-    def __init__(self, run: Fleet, names: str, elder: str) -> None:
-        self.run, self.names, self.elder = run, names, elder
+    def __init__(self, run: Fleet, names: str) -> None:
+        self.run, self.names = run, names
         self.statuses: dict[str, tuple[float, dict[str, Any]]] = {}
         self.ledger = Ledger()
         self.locks = {name: threading.Lock() for name in names}  # held while a daemon is asked
@@ -85,9 +137,8 @@ class Watch:
         self.round = 0
         self.compared = 0  # rounds that at least two daemons have shown, of those forgotten
         self.committed_s = time.monotonic()
-        self.worst_stall_s = 0.0
-        self.worst_stall_note = ""
-        self.flat = {name: Flatness() for name in names}
+        self.flat = {name: Flatness() for name in names}  # of each daemon's longest life
+        self._lives = {name: Flatness() for name in names}  # ... and of its present one
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._look, args=(n,)) for n in names]
@@ -151,13 +202,9 @@ class Watch:
             found = usage(pid)
         except OSError:  # it has just been killed
             return
-        self.flat[name].samples.append(Sample(time.monotonic(), found.rss_bytes, found.descriptors))
-
-    # ------------------------------------------------------------ in the soak's loop
-
-    def stall(self, active: str) -> str:
-        """What is wrong with progress, or ""."""
-        stall_s = time.monotonic() - self.committed_s
-        if stall_s > self.worst_stall_s:
-            self.worst_stall_s, self.worst_stall_note = stall_s, active
-        return f"no commit anywhere for {stall_s:.0f} s" if stall_s > STALL_S else ""
+        life = self._lives[name]
+        if life.pid != pid:
+            life = self._lives[name] = Flatness(pid=pid)
+        life.samples.append(Sample(time.monotonic(), found.rss_bytes, found.descriptors))
+        if life.span_s >= self.flat[name].span_s:
+            self.flat[name] = life

@@ -69,6 +69,7 @@ class World(ABC):
         self.unlinkable: set[frozenset[bytes]] = set()  # pairs that have no common protocol
         self.load_s = 0.05  # to fetch the whole state from one donor
         self.chunk_s = 0.0025  # to reduce one chunk
+        self.broken_s = 0.5  # a data path that stays cut is reported after this time
         self.chunks = 4
         self.fragments = 1
         self.log_rounds = 8  # entries that a donor's log keeps

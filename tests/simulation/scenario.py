@@ -17,6 +17,8 @@ anew: read the difference before you commit it.
     kill|off|pause|resume|restart|leave|detach|train NAME
     join NAME              a new process that asks to come in
     cut A B / oneway A B / isolate A B / heal
+    bridge NAMES NAMES     two halves that hear each other only through who is in neither; no
+                           stream is found broken before the round stalls
     ask NAME N             rounds are to need so many trainers
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
@@ -46,6 +48,7 @@ LINE = "-" * 20
 LEFT_OUT = ("Heartbeat", "CoordinatorBeat", " trainer: ", "ProbeView", " note view: ")
 WAIT_S = 60.0
 INNER_S = 0.5  # few rounds in a transcript
+SILENT_STREAM_S = 10.0  # until the shell gives a stream up on which nothing moves
 REPEAT_S = 0.7  # the same message again so soon is left out: BEGIN, votes and JOIN are repeated
 
 
@@ -183,6 +186,12 @@ class Script:
 
     def do_cut(self, a: str, b: str) -> None:
         self.cluster.cut.add(frozenset((peer_id(a), peer_id(b))))
+
+    def do_bridge(self, here: str, there: str) -> None:
+        self.cluster.broken_s = SILENT_STREAM_S
+        for a in here:
+            for b in there:
+                self.do_cut(a, b)
 
     def do_oneway(self, a: str, b: str) -> None:
         self.cluster.one_way.add((peer_id(a), peer_id(b)))

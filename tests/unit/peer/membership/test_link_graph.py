@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 from harness.cluster import Cluster, peer_id
+from harness.faults import begins_of
 from harness.samples import sample
 
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.link_graph import LinkGraph, graph_of, shown_apart
+from atoll.peer.membership.attempt import unexplained
+from atoll.peer.membership.link_graph import (
+    BROKEN_MAX_S,
+    BROKEN_MIN_S,
+    BrokenPaths,
+    LinkGraph,
+    broken_paths,
+    graph_of,
+    shown_apart,
+)
 from atoll.peer.membership.messages import Heartbeat
 from atoll.peer.membership.view import Member, View, short
 
@@ -81,3 +91,65 @@ def test_a_link_that_may_be_under_way_is_not_lacking_yet() -> None:
     cluster.give("b", ev.LinkDown(peer_id("c"), "reset"))
     assert said() == (where,)
     assert node.heartbeats.heartbeat().outbound
+
+
+# ---------------------------------------------------------------- links that carry nothing
+
+
+def test_paths_are_broken_where_both_ends_wait_for_each_other() -> None:
+    bridge = {B: (D, E), C: (D, E), D: (B, C), E: (B, C), A: (B, C, D, E)}
+    everyone = (A, B, C, D, E)
+    assert broken_paths(bridge, everyone) == {(B, D), (B, E), (C, D), (C, E)}
+    assert broken_paths(bridge, (B, C)) == set(), "nobody who may own is linked to all"
+    slow = {peer: tuple({*everyone} - {peer}) for peer in everyone}
+    assert broken_paths(slow, everyone) == set(), "all may be slow"
+    assert broken_paths({B: (C,), D: (C,)}, everyone) == set(), "C has not said anything"
+
+
+def test_who_waits_for_others_that_are_late_has_an_excuse() -> None:
+    bridge = {B: (D, E), D: (B,), E: (B,), A: (B, D, E)}
+    assert unexplained(bridge) == {B: {D, E}, D: {B}, E: {B}, A: set()}
+    deaf = {A: (E,), B: (E,), C: (E,)}
+    assert unexplained(deaf) == {A: {E}, B: {E}, C: {E}}, "E answers nothing"
+    ring = {A: (B,), B: (C,), C: (A,)}
+    assert unexplained(ring) == {A: {B}, B: {C}, C: {A}}, "somebody is to blame"
+
+
+def test_a_broken_path_is_tried_again_after_twice_as_long_each_time() -> None:
+    paths = BrokenPaths()
+    assert paths.note([(B, D)], 100.0) == BROKEN_MIN_S
+    assert paths.pairs == {(B, D)}
+    assert not paths.step(104.9)
+    assert paths.step(105.1)
+    assert not paths.pairs
+    assert paths.note([(B, D), (C, D)], 106.0) == 2 * BROKEN_MIN_S
+    assert paths.step(112.0)
+    assert paths.pairs == {(B, D)}
+    assert paths.step(116.5)
+    assert not paths.step(127.0), "it was well for as long as it had been apart"
+    assert paths.note([(B, D)], 127.0) == BROKEN_MIN_S
+    for now_s in range(127, 160):
+        assert paths.note([(B, D)], now_s) <= BROKEN_MAX_S
+    after = BrokenPaths()
+    after.take_over(paths, (A, B, C))
+    after.step(160.0)
+    assert not after.pairs, "D is no member any more"
+
+
+def test_a_bridge_that_coordinates_loses_nobody() -> None:
+    """Nothing shows on the links of two halves that hear each other only through one member."""
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.broken_s = 10.0  # streams look well for so long
+    halves = [(peer_id(x), peer_id(y)) for x in "bc" for y in "de"]
+    cluster.cut |= {frozenset(pair) for pair in halves}
+    begins = begins_of(cluster)
+    before = cluster.committed
+    cluster.run(4.0)
+    assert cluster.committed - before > 5
+    assert len(begins[-1].participants) == 5
+    assert len(cluster.noted("retry")) == 1
+    cluster.cut.clear()
+    cluster.run(BROKEN_MIN_S)
+    assert begins[-1].layout is None, "all own something again"
+    assert len(cluster.noted("retry")) <= 2
