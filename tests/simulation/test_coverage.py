@@ -122,8 +122,11 @@ def spring(options: Options, kind: str) -> bool:
 
 
 def test_no_message_and_no_effect_is_left_out() -> None:
-    """But parts of messages, what nobody is refused for here, and what ends a process anyway."""
+    """But parts of messages, what nobody is refused for here, what ends a process, and disks.
+
+    durable.py has those.
+    """
     kinds = {*ms.InView.__subclasses__(), *get_args(ms.MEMBERSHIP)}
     messages = kinds & {*registered().values()}  # without those that slots were made of
     found = {trace_name(kind) for kind in (*messages, *get_args(ev.Effect))}
-    assert found == {*FAILPOINTS, "JoinRefused", "Left", "Persist", "Send"}  # durable.py has one
+    assert found == {*FAILPOINTS, "JoinRefused", "Left", "Persist", "Send", "TakeBack"}

@@ -377,7 +377,8 @@ def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
         cluster.pause("a")
         for name in "bc":
             cluster.restart(name)
-        cluster.until(lambda: cluster.host("b").leads or cluster.host("c").leads, limit_s=10.0)
+        back = [cluster.host(name) for name in "bc"]
+        cluster.until(lambda back=back: any(host.leads for host in back), limit_s=10.0)
         cluster.resume("a")
         assert cluster.until_round("abc", 2) < 10.0
         assert (cluster.host("a").node.me.inc, cluster.host("a").loads) == (1, loads)
