@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
-        simulate-audits replay shrink \
+        simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust bench-reachable bench-starved bench-time bench-first-state power-cuts restarts clean
 
@@ -30,6 +30,7 @@ help:
 	@echo "make check   ruff and mypy --strict"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
 	@echo "make simulate-audits SEEDS=0..1000   audited rounds in which some lie"
+	@echo "make simulate-durable SEEDS=0..1000   restarts and power cuts, with disks that lose and damage"
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
 	@echo "make traces  what the protocol does in 2,000 seeds is what it was, effect by effect; SEEDS=0..200"
 	@echo "             a part, SEED=N the trace of one, ARGS=--rewrite keeps what is found"
@@ -169,6 +170,9 @@ simulate: $(STAMP)
 simulate-audits: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.audit_seeds --seeds $(SEEDS)
 
+simulate-durable: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m simulation.durable $(SEEDS)
+
 replay: $(STAMP)
 	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }
 	$(SIMULATION) --seed $(SEED)
@@ -187,12 +191,16 @@ else
 endif
 
 # What is too long for every change: every trace, every golden file, and the rest of the grids of which
-# `make test` takes the first points (tests/harness/grids.py). Half an hour of two cores.
+# `make test` takes the first points (tests/harness/grids.py); power cuts, restarts, mutations, and an
+# hour of soak. Some eight hours of two cores.
 nightly: $(STAMP)
 	$(MAKE) traces
+	$(MAKE) simulate-durable SEEDS=0..5000
 	$(MAKE) mutate
+	$(MAKE) mutants
 	$(MAKE) power-cuts
 	$(MAKE) restarts
+	$(MAKE) soak HOURS=1
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
