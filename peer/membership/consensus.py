@@ -171,6 +171,10 @@ class Electorate:
         """Return whether the proposer has links to too few to get a quorum."""
         return False
 
+    def looks_for_others(self) -> bool:
+        """Return whether a proposer with a quorum waits for who may have gone on alone."""
+        return False
+
 
 class Proposer:
     """Drive one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0."""
@@ -240,7 +244,8 @@ class Proposer:
         if self._quorum_at_s is None:
             self._quorum_at_s = now_s
         everyone = set(self.view.peers) <= self._heard.keys() | gone
-        if not everyone and now_s - self._quorum_at_s < self.timing.gather_s:
+        early = now_s - self._quorum_at_s < self.timing.gather_s
+        if not everyone and (early or self._electorate.looks_for_others()):
             return
         chosen = self._choose(now_s, fork=not quorum)
         if chosen is not None:

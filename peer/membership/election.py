@@ -92,6 +92,7 @@ class Election(Electorate):
         self._reported: Report | None = None  # in our last promise
         self._campaigned_s = 0.0
         self._no_quorum_noted = False
+        self._looking_noted = False
         self._highest_ballot = 0
         self._next_probe_s = 0.0
         self._yielded_to = b""
@@ -402,6 +403,29 @@ class Election(Electorate):
         Such a ballot comes to nothing, and who hears of it would wait for that each time.
         """
         return not (self._bootstrap or is_quorum(self.view, self._reached()) or self.may_fork())
+
+    def looks_for_others(self) -> bool:
+        """Return whether others may have gone on without this peer while it was down.
+
+        Half of a view is a quorum where it has the tie-breaker, and the policy may have let the other
+        half go on as well, as a fork. Whoever was down cannot know; so it looks for them first, or
+        it would do rounds again that they have done. Whose host refuses is not waited for.
+        """
+        here, since_s = self._here, self._here.restarted_s
+        if since_s is None or not self.view.may_fork or self.candidate is None:
+            return False
+        is_majority = 2 * len(self.candidate.promises) > len(self.view.members)
+        limit_s = here.timing.fork_max_s
+        if is_majority or here.now_s - since_s >= limit_s:
+            return False
+        if not self._looking_noted:
+            self._looking_noted = True
+            missing = listed(
+                [short(p) for p in self.view.peers if p not in self.candidate.promises]
+            )
+            text = f"{missing} may have gone on without this peer: it looks for them for"
+            here.emit(Note("restarted", f"{text} {duration(limit_s)} before it goes on alone"))
+        return True
 
     def _reached(self) -> set[bytes]:
         """Return the voters that a message of this peer may get to, itself included."""

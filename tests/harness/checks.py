@@ -51,6 +51,7 @@ class Checker:
         self._all_work: Counter[bytes] = Counter()  # ... with those that were taken back
         self._history: dict[bytes, tuple[bytes, frozenset[Contribution]]] = {}
         self._reduced: dict[Begin, tuple[Contribution, ...]] = {}
+        self._objects: dict[tuple[bytes, int, int, int], bytes] = {}  # what BEGIN carried
         self._said: dict[object, dict[int, ms.Ready]] = {}  # by whose memory it is (Host.memory)
         self._frozen: dict[object, tuple[bytes, int]] = {}
         self.statements = Statements(self.views, self._history)
@@ -192,7 +193,9 @@ class Checker:
         """Who has given what to an operation: to a GATHER as it says itself."""
         if begin.kind != GATHER:
             return set(self._reduced.get(begin, ()))
-        objects = unpack_objects(begin.blob, len(begin.participants))
+        # Whoever was restarted in between has the sizes only.
+        blob = self._objects.get(_place(begin), begin.blob)
+        objects = unpack_objects(blob, len(begin.participants))
         assert objects is not None, "invariant 4: objects of a few bytes did not fit"
         givers = [giver_of(data) for data in objects]
         right = [giver[0] for giver in givers] == list(begin.participants)
@@ -259,6 +262,8 @@ class Checker:
                     assert not frozen, f"I5: {host.name} says READY after a promise"
                     if not message.pending and not self._is_lazy(host, message):
                         said[message.round] = message
+                elif type(message) is ms.Begin and message.kind == GATHER:
+                    self._objects[_place(message)] = message.blob
                 elif type(message) is ms.Promise:
                     self._frozen[memory] = (message.lineage, message.view)
                     self._reports_ready(host, message)
@@ -276,6 +281,10 @@ class Checker:
                 known = max(report.round, report.known_round)
                 held = known >= said.round or (said.round, said.attempt) in reported
                 assert held, f"I5: {host.name} takes READY {said.round}.{said.attempt} back"
+
+
+def _place(begin: Begin) -> tuple[bytes, int, int, int]:
+    return begin.lineage, begin.view, begin.round, begin.attempt
 
 
 def _overtakes(news: object, said: ms.Ready) -> bool:
