@@ -407,9 +407,10 @@ class Election(Electorate):
     def looks_for_others(self) -> bool:
         """Return whether others may have gone on without this peer while it was down.
 
-        Half of a view is a quorum where it has the tie-breaker, and the policy may have let the other
-        half go on as well, as a fork. Whoever was down cannot know; so it looks for them first, or
-        it would do rounds again that they have done. Whose host refuses is not waited for.
+        Half of a view is a quorum where it has the tie-breaker, and the policy may have let the
+        other half go on as well, as a fork. Whoever was down cannot know; so it looks for them
+        first, or it would do rounds again that they have done. Whose host refuses is not waited
+        for.
         """
         here, since_s = self._here, self._here.restarted_s
         if since_s is None or not self.view.may_fork or self.candidate is None:
@@ -420,9 +421,8 @@ class Election(Electorate):
             return False
         if not self._looking_noted:
             self._looking_noted = True
-            missing = listed(
-                [short(p) for p in self.view.peers if p not in self.candidate.promises]
-            )
+            there = self.candidate.promises
+            missing = listed([short(peer) for peer in self.view.peers if peer not in there])
             text = f"{missing} may have gone on without this peer: it looks for them for"
             here.emit(Note("restarted", f"{text} {duration(limit_s)} before it goes on alone"))
         return True
