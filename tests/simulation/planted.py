@@ -474,8 +474,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unsynced peer says READY",
         "member",
-        "if held is None or held.begin is None or self.unsynced:",
-        "if held is None or held.begin is None:",
+        "if held is None or self.unsynced or not held.is_here:",
+        "if held is None or not held.is_here:",
         seed=518,
     ),
     Mutant(
