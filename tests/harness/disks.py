@@ -65,6 +65,7 @@ class Disk:
     rounds: dict[Place, Stored] = field(default_factory=dict)
     checkpoints: list[State] = field(default_factory=list)  # the newest last
     fails: bool = False  # the next sync does
+    keeps_rounds: bool = True  # else it has room for votes only
     memory: object = field(default_factory=object)  # another one once it has forgotten something
 
     @property
@@ -75,7 +76,7 @@ class Disk:
 
     def write(self, position: int, record: Record, result: Stored | None) -> None:
         self.records.append((position, record))
-        if result is not None and isinstance(record, ReadyRecord):
+        if result is not None and self.keeps_rounds and isinstance(record, ReadyRecord):
             self.rounds[record.place] = result
 
     def sync(self, position: int) -> None:

@@ -240,6 +240,13 @@ DURABLE: tuple[Mutant, ...] = (
         test=TEST + "operations_that_others_have_lost_are_taken_back_by_name",
     ),
     Mutant(
+        "copy rule counts votes replicas",
+        "attempt",
+        "        return len(self.kept.intersection(voted)) >= min(2, len(can))\n",
+        "        return len(voted) >= min(2, len(can))\n",
+        test=UNIT + "attempt.py::test_who_keeps_votes_only_is_no_copy",
+    ),
+    Mutant(
         "a READY without its result halts the run",
         "consensus",
         "        if not possible and not held:\n",
