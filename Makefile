@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-        bench-robust bench-reachable bench-starved bench-first-state clean
+        bench-robust bench-reachable bench-starved bench-first-state bench-durable power-cuts restarts clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -34,6 +34,8 @@ help:
 	@echo "make traces  what the protocol does in 2,000 seeds is what it was, effect by effect; SEEDS=0..200"
 	@echo "             a part, SEED=N the trace of one, ARGS=--rewrite keeps what is found"
 	@echo "make nightly every trace, every golden file and whole grids: what make test takes the first of"
+	@echo "make power-cuts CUTS=200   the power of five daemons is cut, and nothing is lost; make restarts: all"
+	@echo "             31 subsets of them are killed and come back; each with a table, hours on two cores"
 	@echo "make mutants protocol faults planted on purpose: every one must be found; make mutate SEED=20"
 	@echo "             COUNT=60: mutations that nobody has chosen; make simulate-coverage: what seeds reach"
 	@echo "make soak    eight daemons under random faults for HOURS=8 (needs root: it makes networks)"
@@ -46,6 +48,7 @@ help:
 	@echo "             lab (needs root); half an hour; ARGS=\"--times 1 --mib 4\": a first look"
 	@echo "make bench-starved   a run on a core that others keep busy: elections, broken attempts, CPU time"
 	@echo "make bench-first-state   what each host sends until all have the first parameters (needs root)"
+	@echo "make bench-durable   what a run pays for rounds that survive a restart, and what a restart receives"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
@@ -148,6 +151,11 @@ bench-starved: $(STAMP)
 bench-first-state: $(STAMP)
 	$(BIN)/python tests/benchmarks/first_state.py $(ARGS)
 
+# Two daemons at a time, their files in memory. The restart is as root, with 8 GB of memory in three daemons
+# and three trainers: ARGS="--only rounds barrier" leaves it out.
+bench-durable: $(STAMP)
+	$(BIN)/python tests/benchmarks/durable_rounds.py $(ARGS)
+
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation
 FIRST ?= 0
@@ -183,10 +191,24 @@ endif
 nightly: $(STAMP)
 	$(MAKE) traces
 	$(MAKE) mutate
+	$(MAKE) power-cuts
+	$(MAKE) restarts
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
 	    tests/unit/optim/test_golden_digests.py tests/processes/test_status.py
+
+# Power cuts of all five daemons, and all 31 subsets of them killed and restarted, after each of these
+# waits; then the same with joiners only. Each prints a table, and goes on after a failure.
+CUTS ?= 200
+WAITS ?= 0 3 30
+
+power-cuts: $(STAMP)
+	$(BIN)/python tests/chaos/restarts.py cuts --times $(CUTS) $(ARGS)
+
+restarts: $(STAMP)
+	$(BIN)/python tests/chaos/restarts.py grid --waits $(WAITS) $(ARGS)
+	$(BIN)/python tests/chaos/restarts.py grid --waits $(WAITS) --joiners $(ARGS)
 
 mutants: $(STAMP)
 	$(SIMULATION) --mutants --jobs $(JOBS)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import os
 import stat
@@ -26,6 +25,7 @@ from atoll.peer.checkpoint.format import StateLayout, latest_first
 from atoll.peer.checkpoint.reader import STATE_FILE, candidates, open_checkpoint, readable
 from atoll.peer.checkpoint.writer import CheckpointWriter, WrittenCheckpoint, make_private
 from atoll.peer.daemon.ports import CheckpointPort
+from atoll.peer.durable.disk import DISK_FULL
 from atoll.peer.membership.view import View
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.log import RoundLog
@@ -33,7 +33,6 @@ from atoll.peer.rounds.state import ReplicatedState
 
 KEPT = 2  # if the disk loses the last one, there is another
 TRIES = 3  # a write begins anew at most twice when rounds overtake it
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSE_TIMEOUT_S = 2.0  # a peer that ends does not wait for its disk for longer
 
 
@@ -85,6 +84,7 @@ class Checkpointer:
         self._began_s = 0.0  # the one that is being written
         self._folder = CheckpointFolder(self._writer)
         self._last_round = 0  # of the last try
+        self._wanted = False  # one that is not due
         self._round = 0  # that we were told of last
         self.latest: WrittenCheckpoint | None = None
         try:
@@ -132,13 +132,17 @@ class Checkpointer:
                 "checkpoint", f"{what}: {takes}; the older one goes before one is written"
             )
 
-    def room_bytes(self) -> int:
-        """Return the bytes that checkpoints have, and may have beside, on their disk. OSError."""
-        return self._folder.room_bytes()
+    @property
+    def folder(self) -> Path:
+        return self._writer.folder
 
-    def stop(self) -> None:
-        """Write none any more."""
-        self._writer.stopped.set()
+    def taken_bytes(self) -> int:
+        """Return the bytes that the checkpoints of this run take."""
+        return self._folder.taken_bytes()
+
+    def want(self) -> None:
+        """Write one as soon as a round is committed, whoever's turn it is."""
+        self._wanted = True
 
     @property
     def writing(self) -> bool:
@@ -166,8 +170,9 @@ class Checkpointer:
         rank, step = writers.index(peer), round_number - self._round
         self._round = round_number
         due = is_due(round_number, self._every, rank, len(writers), self._last_round, step)
-        if not due or self.writing or self._writer.stopped.is_set():
+        if not (due or self._wanted) or self.writing or self._writer.stopped.is_set():
             return
+        self._wanted = False
         self._last_round = round_number
         self._began_s = time.monotonic()
         self.idle.clear()
@@ -247,7 +252,7 @@ class Checkpointer:
         if is_news and (written or not self._writer.stopped.is_set()):
             self._daemon.note(kind, text)
         if written:
-            self._daemon.checkpointed()
+            self._daemon.checkpointed(written.round)
 
     def rounds(self) -> list[int]:
         """Return the rounds of the checkpoints of this history that are in the folder."""
@@ -305,11 +310,16 @@ class CheckpointFolder:
 
     def room_bytes(self) -> int:
         """Return the bytes that this run's checkpoints have, and may have beside, on their disk."""
-        space, taken = os.statvfs(self._writer.folder), 0
+        space = os.statvfs(self._writer.folder)
+        return space.f_bavail * space.f_frsize + self.taken_bytes()
+
+    def taken_bytes(self) -> int:
+        """Return the bytes that this run's checkpoints have."""
+        taken = 0
         for path in candidates(self._writer.folder, self._writer.run):
             with contextlib.suppress(OSError):  # not whole
                 taken += os.stat(path / STATE_FILE).st_size
-        return space.f_bavail * space.f_frsize + taken
+        return taken
 
     def _is_whole(self, path: Path) -> bool:
         if path.name not in self._whole:

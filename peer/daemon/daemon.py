@@ -26,17 +26,17 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.native import say_once
 from atoll.collectives.threads import workers
-from atoll.collectives.units import duration, size
-from atoll.peer.checkpoint.schedule import Checkpointer, checkpoint_bytes
+from atoll.collectives.units import duration
 from atoll.peer.daemon.admin_service import AdminService
 from atoll.peer.daemon.event_log import EventLog
-from atoll.peer.daemon.memory import HomeMemory
+from atoll.peer.daemon.memory import HomeMemory, room_of
 from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
 from atoll.peer.daemon.resuming import Inquiry
 from atoll.peer.daemon.status import missing_founders, nobody_answers
 from atoll.peer.daemon.wiring import Components
+from atoll.peer.durable.disk import Room
 from atoll.peer.links.messages import AboutLinks, StreamPlan
 from atoll.peer.links.planner import round_bytes
 from atoll.peer.links.tcp_info import since_answer_s
@@ -71,7 +71,6 @@ MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at 
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 # Messages that are heard also while it is asked whether the run lives.
 BEFORE_THE_RUN = ABOUT_PASSES | ABOUT_BANS | {name_of(ReachTold(False))}
-ROUNDS_KEPT = 10  # beside two checkpoints, for which a home is to have room
 RENEW_PAUSE_S = 5.0  # between two tries to store a new incarnation
 WORKERS_MAX = min(32, (os.cpu_count() or 1) + 4)  # as asyncio has it
 
@@ -336,30 +335,17 @@ class Daemon:
         wire = str(spec.to_wire())
         if wire != self.node.follower.spec:
             terms = terms_of(spec)
-            if self.parts.checkpointer is not None:
-                self.spawn(self._look_for_room(self.parts.checkpointer, self.executor.state))
+            self.spawn(self._look_for_room(self.executor.state))
             if spec.audit:
                 self.spawn(asyncio.to_thread(self.parts.audits.preload))
             self.feed(ev.Configured(wire, spec.fragments, spec.rounds_in_flight, terms))
 
-    async def _look_for_room(self, checkpointer: Checkpointer, state: ReplicatedState) -> None:
+    async def _look_for_room(self, state: ReplicatedState) -> None:
         """Say what the disk has no room for; keep votes only where it is too small for rounds."""
-        durability = self.parts.durability
-        if durability is None or not durability.keeps_rounds or self.parts.options.checkpoint:
-            await checkpointer.look_for_room(state)
-            return
-        needed_bytes = 2 * checkpoint_bytes(state) + ROUNDS_KEPT * state.result_bytes
-        free_bytes = await asyncio.to_thread(checkpointer.room_bytes)
-        if free_bytes < needed_bytes:
-            durability.keep_votes_only()
-            checkpointer.stop()
-            self.note(
-                "disk",
-                f"{self.parts.home.path} has {size(free_bytes)} of room, and rounds that survive a"
-                f" restart take {size(needed_bytes)}: this peer remembers its votes only, and"
-                " fetches the state from others when it is started again; make room, or give it"
-                " another --home",
-            )
+        if self.parts.checkpointer is not None and self.parts.options.checkpoint is not None:
+            await self.parts.checkpointer.look_for_room(state)
+        if self.parts.durability is not None:
+            await self.parts.durability.look_for_room()
 
     def _moved_on(self, event: ev.Applied | ev.CaughtUp) -> None:
         """Act on a state that has changed: tell the checkpointer; an archive saves addresses."""
@@ -372,8 +358,17 @@ class Daemon:
             self.parts.admission.installed(view.peers, ())
             # The peer of its invite may not live for ever.
             self.spawn(self.parts.addresses.save_view(view))
-        if self.parts.checkpointer is not None and view is not None:
-            self.parts.checkpointer.committed(event.round, view, state, self.executor.replica.log)
+        durability, checkpointer = self.parts.durability, self.parts.checkpointer
+        if durability is not None:
+            durability.moved_to(event.round, applied=isinstance(event, ev.Applied))
+        # Without room for rounds, the home is left alone.
+        asked = self.parts.options.checkpoint is not None
+        if checkpointer is not None and view is not None and (asked or self._keeps_rounds):
+            checkpointer.committed(event.round, view, state, self.executor.replica.log)
+
+    @property
+    def _keeps_rounds(self) -> bool:
+        return self.parts.durability is not None and self.parts.durability.keeps_rounds
 
     def _tick(self) -> None:
         if (progress_bytes := self.executor.progress_bytes) != self.node.heartbeats.progress_bytes:
@@ -475,9 +470,16 @@ class Daemon:
     def checkpoint_rounds(self) -> Collection[int]:
         return self.parts.checkpointer.rounds() if self.parts.checkpointer is not None else ()
 
-    def checkpointed(self) -> None:
+    def checkpointed(self, round_number: int) -> None:
         if self.parts.durability is not None:
-            self.parts.durability.checkpointed()
+            self.parts.durability.checkpointed(round_number)
+
+    def room(self) -> Room:
+        return room_of(self.parts.home, self.parts.checkpointer, self.executor.state)
+
+    def want_checkpoint(self) -> None:
+        if self.parts.checkpointer is not None:
+            self.parts.checkpointer.want()
 
     def life(self) -> int:
         return self._life

@@ -8,12 +8,14 @@ until the group has let it in.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.peer.checkpoint.schedule import Checkpointer, checkpoint_bytes
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.durable import OFF, ROUNDS
-from atoll.peer.durable.disk import RealDisk
+from atoll.peer.durable.disk import RealDisk, Room
 from atoll.peer.durable.ledger import DurableLedger, OpenedLedger, open_ledger
 from atoll.peer.durable.ledger_format import LedgerVerdict
 from atoll.peer.durable.round_files import RoundFiles
@@ -21,9 +23,13 @@ from atoll.peer.membership.durable_records import recovered
 from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.recovery import HomeContents, read_home
+from atoll.peer.rounds.state import ReplicatedState
 
 ROUNDS_FOLDER = "rounds"
 CHECKPOINT_FOLDER = "checkpoint"
+# Rounds for which a home is to have room: those since the older of two checkpoints, as often as
+# these are written unless --every says otherwise.
+ROUNDS_KEPT = 20
 
 
 @dataclass(slots=True)
@@ -68,6 +74,25 @@ def open_memory(home: Home, options: DaemonOptions) -> HomeMemory | None:
     if not _is_same_voter(home, options, contents):
         _forget(contents, opened)
     return HomeMemory(contents, opened.ledger, rounds)
+
+
+def room_of(home: Home, checkpointer: Checkpointer | None, state: ReplicatedState | None) -> Room:
+    """Return the room of a home for what rounds that survive a restart take. OSError.
+
+    What it has of them already counts as room. Checkpoints that lie elsewhere count nothing.
+    """
+    folder = home.path / ROUNDS_FOLDER
+    space = os.statvfs(home.path)
+    has_bytes = space.f_bavail * space.f_frsize
+    with os.scandir(folder) as files:
+        has_bytes += sum(file.stat().st_size for file in files)
+    if state is None:
+        return Room(has_bytes, 0)
+    needs_bytes = ROUNDS_KEPT * state.result_bytes
+    if checkpointer is not None and checkpointer.folder == home.path / CHECKPOINT_FOLDER:
+        has_bytes += checkpointer.taken_bytes()
+        needs_bytes += 2 * checkpoint_bytes(state)
+    return Room(has_bytes, needs_bytes)
 
 
 def _is_same_voter(home: Home, options: DaemonOptions, contents: HomeContents) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from atoll.collectives.codecs import U8
     from atoll.collectives.errors import AtollError, ConnectError, IdentityInUseError
+    from atoll.peer.durable.disk import Room
     from atoll.peer.membership import events as ev
     from atoll.peer.membership.durable_records import ReadyRecord
     from atoll.peer.membership.messages import Begin
@@ -179,8 +180,8 @@ class CheckpointPort(Log, Protocol):
     def incarnation(self) -> int:
         """Return the number of this peer's memory."""
 
-    def checkpointed(self) -> None:
-        """Hear that a checkpoint is on the disk."""
+    def checkpointed(self, round_number: int, /) -> None:
+        """Hear that a checkpoint of the state after this round is on the disk."""
 
 
 class DurabilityPort(Log, Protocol):
@@ -194,6 +195,12 @@ class DurabilityPort(Log, Protocol):
 
     def checkpoint_rounds(self) -> Collection[int]:
         """Return the rounds of the checkpoints of this history that are on the disk."""
+
+    def room(self) -> Room:
+        """Return the room there is for checkpoints and rounds, and what these take. OSError."""
+
+    def want_checkpoint(self) -> None:
+        """Have a checkpoint written as soon as a round is committed."""
 
 
 class ReconnectPort(Protocol):

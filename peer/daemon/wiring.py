@@ -168,4 +168,6 @@ def _durability(memory: HomeMemory | None, daemon: DaemonPort) -> Durability | N
     """Return who writes down what the daemon is to remember; None if nothing is."""
     if memory is None:
         return None
-    return Durability(memory.contents.records, memory.ledger, memory.rounds, daemon)
+    contents = memory.contents
+    restored = contents.recovered.state[0]
+    return Durability(contents.records, memory.ledger, memory.rounds, daemon, restored)

@@ -19,7 +19,7 @@ import hashlib
 import os
 import struct
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from atoll.collectives.errors import DiskError
 from atoll.peer.durable.file_identity import MACHINE_BYTES, FileIdentity
@@ -85,6 +85,13 @@ class Disk(Protocol):
 
     def free_bytes(self, folder: Path) -> int:
         """Return how much an unprivileged process may still write there."""
+
+
+class Room(NamedTuple):
+    """Say how many bytes a home has for rounds and checkpoints, and how many they take at most."""
+
+    has_bytes: int
+    needs_bytes: int
 
 
 def fill_with_zeros(file: DiskFile, start: int, stop: int) -> None:

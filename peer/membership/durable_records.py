@@ -322,24 +322,32 @@ def _end(start: Position, rounds: list[ReadyRecord]) -> Position:
     return (rounds[-1].run.round, rounds[-1].after) if rounds else start
 
 
-def compacted(records: Iterable[Record], since: int) -> tuple[Record, ...]:
+def compacted(
+    records: Iterable[Record], since: int, until: int | None = None
+) -> tuple[Record, ...]:
     """Return the records that say the same, of rounds after ``since`` only.
 
     That is the round of the older checkpoint. A checkpoint takes the place of rounds; promises,
-    votes and READY of the view stay, and so does the number of this memory.
+    votes and READY of the view stay, and so does the number of this memory. ``until``: of the
+    rounds after this one only the last commit is kept, for they cannot be replayed.
     """
     ledger = _Ledger()
     for record in records:
         ledger.add(record)
     kept: list[Record] = [IncarnationRecord(ledger.inc)]
-    committed = [CommitRecord(n, c) for n, c in sorted(ledger.committed.items()) if n >= since]
+    view, last = ledger.view, ledger.known[0]
+    base = view.view.base_round if view is not None else last
+    until = last if until is None else until
+    committed = [
+        CommitRecord(number, chain)
+        for number, chain in sorted(ledger.committed.items())
+        if since <= number <= until or number in (base, last)
+    ]
     kept += (
         head
         for (number, after), head in sorted(ledger.heads.items())
-        if number > since and ledger.committed.get(number) == after
+        if since < number <= until and ledger.committed.get(number) == after
     )
-    view = ledger.view
-    base = view.view.base_round if view is not None else ledger.known[0]
     kept += (record for record in committed if record.round <= base)
     if view is not None:
         kept.append(view)  # which voids commits beyond its base: these follow

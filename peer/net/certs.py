@@ -9,8 +9,11 @@ is told apart at the hello.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.durable.disk import DISK_FULL
 from atoll.peer.net.identity import Home, write_atomic
 
 # Clocks of volunteers are wrong: no certificate of a run ever expires. 9999-12-31 is RFC 5280's
@@ -44,20 +48,40 @@ def run_tls(home: Home, secret: bytes) -> RunTls:
     """Return the TLS contexts for ``home``'s identity in the run with this secret.
 
     The leaf certificate and its key are left in ``<home>/tls``: ``ssl`` loads a chain from files
-    only, so they must exist; the folder is private like the home.
+    only, so they must exist; the folder is private like the home. On a full disk they are in
+    memory.
     """
     folder = home.path / "tls"
     folder.mkdir(mode=0o700, exist_ok=True)
     authority = ca_key(secret)
     leaf = leaf_certificate(home.private_key.public_key(), authority)
-    chain = folder / "leaf.pem"
-    write_atomic(chain, _key_pem(home.private_key) + leaf.public_bytes(serialization.Encoding.PEM))
+    pem = _key_pem(home.private_key) + leaf.public_bytes(serialization.Encoding.PEM)
     trusted = ca_certificate(authority).public_bytes(serialization.Encoding.PEM).decode()
-    return RunTls(
-        server=_context(ssl.PROTOCOL_TLS_SERVER, chain, trusted),
-        client=_context(ssl.PROTOCOL_TLS_CLIENT, chain, trusted),
-        tag=tag_of(leaf),
-    )
+    with _file_of(folder / "leaf.pem", pem) as chain:
+        return RunTls(
+            server=_context(ssl.PROTOCOL_TLS_SERVER, chain, trusted),
+            client=_context(ssl.PROTOCOL_TLS_CLIENT, chain, trusted),
+            tag=tag_of(leaf),
+        )
+
+
+@contextlib.contextmanager
+def _file_of(path: Path, data: bytes) -> Iterator[Path]:
+    """Write ``data`` to this file, or where the disk is full to one in memory; give its path."""
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+    else:
+        yield path
+        return
+    fd = os.memfd_create(path.name)
+    try:
+        os.write(fd, data)
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def tag_of(leaf: x509.Certificate) -> str:

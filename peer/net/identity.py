@@ -29,6 +29,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
+from atoll.peer.durable.disk import DISK_FULL
 from atoll.peer.membership.signatures import KEY_BYTES
 from atoll.peer.net.invite import SECRET_BYTES, check_run_name
 
@@ -125,7 +126,13 @@ class Home:
                 f"{path} holds a number that no clock gives", fix=f"remove it: rm {path}"
             )
         incarnation = max(stored + 1, now_ns)
-        write_atomic(path, b"%d\n" % incarnation)
+        number = b"%d\n" % incarnation
+        try:
+            write_atomic(path, number)
+        except OSError as error:
+            if error.errno not in DISK_FULL or not stored or path.stat().st_size != len(number):
+                raise
+            _overwrite(path, number)  # in its own block, less than a sector: all of it or nothing
         return incarnation
 
     def load_run(self) -> RunRecord | None:
@@ -214,6 +221,16 @@ def write_atomic(path: Path, data: bytes) -> None:
         os.fsync(folder_fd)
     finally:
         os.close(folder_fd)
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    """Write ``data`` over as many bytes of a file; they are on the disk when this returns."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, data, 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _private_folder(path: Path) -> None:

@@ -6,8 +6,13 @@ one task appends and syncs them, one sync for all that came meanwhile. R of a ro
 before its READY is appended, not only before it is synced: after a power cut any part of what was
 not synced may be there, and a READY without R would be a round that nobody holds.
 
-A ledger that cannot be written ends this peer's vote. R that cannot be written does not: the peer
-says so, holds its rounds in memory as before, and tries again with the next one.
+A ledger that cannot be written ends this peer's vote. A disk that has no room for R does not: the
+peer then remembers its votes only, as if it had been started with ``--durable votes``, says so
+once, and goes on training with R in memory. For a vote the ledger has its space already. Where
+there is room again, the next READY finds it.
+
+What is on the disk has a *hole* then: no rounds lead from the checkpoint to the state. So has a
+disk whose peer has fetched the state from others. A checkpoint closes it, so one is due at once.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from collections.abc import Collection
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import DiskError
-from atoll.collectives.units import count, duration
+from atoll.collectives.units import count, duration, size
 from atoll.peer.daemon.ports import DurabilityPort
 from atoll.peer.durable.disk import reason
 from atoll.peer.durable.ledger import DurableLedger
@@ -40,40 +45,104 @@ class Durability:
         ledger: DurableLedger,
         rounds: RoundFiles | None,
         port: DurabilityPort,
+        round_number: int = 0,
     ) -> None:
-        """Go on after the ``records`` that were read. ``rounds`` None: only votes are kept."""
+        """Go on after the ``records`` that were read, from the round of the state that was.
+
+        ``rounds`` None: only votes are kept.
+        """
         self._records = records
+        self._round = round_number  # that this peer's state is of
+        self._lacking = ""  # why no rounds are written at the moment; empty if they are
+        self._hole = 0  # the last round that no checkpoint has, and that cannot be replayed
         self._ledger, self._rounds, self._port = ledger, rounds, port
         # A READY whose R is not on the disk yet, and what came after it.
         self._waiting: deque[ev.Persist] = deque()
         self._due = asyncio.Event()
         self._wants_compaction = True  # what an earlier life has left behind goes
         self._failed = False
-        self._said_full = False
+        self._said_keeps = True  # what the machine takes for granted: results go to the disk
         self._took_s = 0.0  # from a READY's record until it and its R were on the disk
 
     @property
     def keeps_rounds(self) -> bool:
-        return self._rounds is not None
-
-    def keep_votes_only(self) -> None:
-        """Write no rounds any more."""
-        self._rounds = None
+        """Return whether the rounds that this peer is READY for go to its disk now."""
+        return self._rounds is not None and not self._lacking
 
     def describe(self) -> str:
         """Say for people what a restart would find, and what the disk costs a round."""
         if self._failed:
             return "nothing: the ledger cannot be written; a restart comes back without a vote"
-        what = "votes and rounds" if self.keeps_rounds else "votes"
+        what = "votes and rounds" if self._rounds is not None else "votes"
+        if self._lacking:
+            what = f"votes only, because {self._lacking}"
+        elif self._hole:
+            what = f"votes, and rounds from the next checkpoint on (after round {self._hole})"
         waits = self._ledger.position - self._ledger.synced + len(self._waiting)
         text = f"{what}; record {self._ledger.synced} is on the disk"
         text += f", {count(waits, 'record')} to come" if waits else ""
         return f"{text}; the last READY took it {duration(self._took_s)}"
 
-    def checkpointed(self) -> None:
+    def checkpointed(self, round_number: int) -> None:
         """Hear that a checkpoint is on the disk: rounds before the older one may go."""
+        self._hole = 0 if round_number >= self._hole else self._hole
+        self._compact_soon()
+
+    def moved_to(self, round_number: int, *, applied: bool) -> None:
+        """Hear which round the state is of now: it was ``applied`` here, or fetched from others."""
+        if not applied and round_number > self._round:
+            self._note_hole(round_number)
+        self._round = round_number
+
+    async def look_for_room(self) -> None:
+        """Keep votes only where the disk is too small for rounds; find out before one fails."""
+        if self.keeps_rounds:
+            room = await asyncio.to_thread(self._port.room)
+            if room.has_bytes < room.needs_bytes:
+                has, needs = size(room.has_bytes), size(room.needs_bytes)
+                self._lack(f"the disk has {has} of room, and rounds that survive take {needs}")
+
+    def _tell_keeps(self) -> None:
+        """Tell the machine whether a restart would have the results of rounds: others count on it.
+
+        Behind a hole it would not: what they are to be applied to is not on this disk.
+        """
+        keeps = self.keeps_rounds and not self._hole
+        if keeps != self._said_keeps:
+            self._said_keeps = keeps
+            self._port.feed(ev.RoundsKept(keeps))
+
+    def _note_hole(self, round_number: int) -> None:
+        """Ask for a checkpoint: the rounds up to this one cannot be replayed from the disk."""
+        self._hole = max(self._hole, round_number)
+        if self.keeps_rounds:
+            self._port.want_checkpoint()
+
+    def _compact_soon(self) -> None:
         self._wants_compaction = True
         self._due.set()
+
+    def _lack(self, why: str) -> None:
+        """Write no rounds until there is room. What is on the disk makes room for votes."""
+        self._lacking = why
+        self._port.note(
+            "disk",
+            f"{why}: this peer remembers its votes only, and fetches the state from others when it"
+            " is started again, until there is room; make some, or give it another --home",
+        )
+        self._compact_soon()
+
+    async def _find_room(self) -> None:
+        """Go on writing rounds, if there is room for all that they take."""
+        room = await asyncio.to_thread(self._port.room)
+        if room.has_bytes >= room.needs_bytes:
+            self._lacking = ""
+            self._port.note(
+                "disk",
+                f"the disk has room again ({size(room.has_bytes)}): this peer remembers its rounds"
+                " too, from the next checkpoint on",
+            )
+            self._port.want_checkpoint()
 
     def close(self) -> None:
         self._ledger.close()
@@ -115,6 +184,7 @@ class Durability:
                 saves = await self._append_waiting()
                 position = await asyncio.to_thread(self._ledger.sync)
                 self._took_s = time.monotonic() - began_s if saves else self._took_s
+                self._tell_keeps()
                 self._port.feed(ev.Durable(position))
                 if self._wants_compaction or self._ledger.wants_compaction:
                     await self._compact()
@@ -135,23 +205,33 @@ class Durability:
         """Write R of a round to its file, unless none are kept or it is gone by now."""
         if self._rounds is None or not isinstance(ready, ReadyRecord):
             return
+        if self._lacking:
+            await self._find_room()
+        if self._lacking:
+            self._note_hole(ready.run.round)
+            return
         with self._port.lend_result(ready) as array:
             if array is None:
                 return
             try:
                 await asyncio.to_thread(save_result, self._rounds, name_of(ready.place), array)
-                self._said_full = False
             except DiskError as error:
-                if not self._said_full:
-                    self._said_full = True
-                    self._port.note("disk", f"{error.what}: {error.fix}")
+                self._note_hole(ready.run.round)
+                self._lack(error.what)
 
     async def _compact(self) -> None:
-        """Let the checkpoints stand for what is before the older one of them."""
+        """Let the checkpoints stand for what is before the older one of them.
+
+        Without room, what is before the newer one goes too, and what no replay reaches: however
+        long that lasts, the ledger does not grow.
+        """
         self._wants_compaction = False
-        since = older_checkpoint(self._port.checkpoint_rounds())
+        rounds = self._port.checkpoint_rounds()
+        since = max(rounds, default=0) if self._lacking else older_checkpoint(rounds)
         before, position = len(self._records), self._ledger.position
-        kept = list(compacted(self._records, since))
+        present = await asyncio.to_thread(self._rounds.names) if self._rounds is not None else ()
+        until = _replayable(present, since) if self._lacking or self._rounds is None else None
+        kept = list(compacted(self._records, since, until))
         try:
             await asyncio.to_thread(self._ledger.compact, [packed(r) for r in kept], position)
         except DiskError:
@@ -169,6 +249,14 @@ def _has_result(effect: ev.Persist) -> bool:
     """Return whether R has to be on the disk before this record."""
     record = effect.record
     return effect.synced and isinstance(record, ReadyRecord) and record.begin is not None
+
+
+def _replayable(present: Collection[RoundName], since: int) -> int:
+    """Return the last of the rounds that follow a checkpoint without a gap."""
+    numbers = {name.round for name in present}
+    while since + 1 in numbers:
+        since += 1
+    return since
 
 
 def save_result(rounds: RoundFiles, name: RoundName, array: U8) -> None:

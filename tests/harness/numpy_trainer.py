@@ -3,13 +3,15 @@
 Starts in a fraction of a second and makes rounds as large as a test wants. Prints one JSON line per
 outcome. Arguments: home, elements, rounds (0: until killed), seconds of "training" per round,
 fault ("none", "nan" or "fork"), codec, method ("diloco", "sparse_loco" or "async_diloco"; "noisy"
-or "audited": DiLoCo where each parameter has a target of its own, which peers only partly share).
+or "audited": DiLoCo where each parameter has a target of its own, which peers only partly share;
+"restless": one whose target moves at random, so that a round that is done again has other bytes).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 from dataclasses import replace
@@ -90,6 +92,8 @@ def main() -> int:
     print(json.dumps({"attached": session.round}), flush=True)
     while rounds == 0 or session.round < rounds:
         time.sleep(inner_s)
+        if sys.argv[7:] == ["restless"]:
+            target = np.float32(random.random())
         np.multiply(here, 0.9, out=here)
         np.add(here, target * np.float32(0.1), out=here)
         if spoils:

@@ -199,6 +199,23 @@ ssize_t write(int fd, const void *data, size_t length) {
     DO(ssize_t, fd, REAL(write)(fd, data, length), WRITTEN, lseek(fd, 0, SEEK_CUR) - done, data)
 }
 
+ssize_t writev(int fd, const struct iovec *parts, int count) {
+    if (state(fd) != 2) return REAL(writev)(fd, parts, count);
+    pthread_mutex_lock(&lock);
+    ssize_t done = REAL(writev)(fd, parts, count), left = done;
+    int error = errno;
+    off_t at = done > 0 ? lseek(fd, 0, SEEK_CUR) - done : 0;
+    for (int i = 0; i < count && left > 0; i++) {
+        size_t length = parts[i].iov_len < (size_t)left ? parts[i].iov_len : (size_t)left;
+        if (length) note(WRITTEN, inode_of(fd), (uint64_t)at, "", "", parts[i].iov_base, length);
+        at += (off_t)length;
+        left -= (ssize_t)length;
+    }
+    pthread_mutex_unlock(&lock);
+    errno = error;
+    return done;
+}
+
 #define RESIZE(call)                                                                             \
     struct stat found;                                                                           \
     if (state(fd) != 2) return call;                                                             \
@@ -224,7 +241,6 @@ REFUSE(pwritev, fd, ssize_t, (int fd, const struct iovec *v, int n, off_t at), f
 REFUSE(pwritev64, fd, ssize_t, (int fd, const struct iovec *v, int n, off_t at), fd, v, n, at)
 REFUSE(pwritev2, fd, ssize_t, (int fd, const struct iovec *v, int n, off_t at, int f), fd, v, n, at, f)
 REFUSE(pwritev64v2, fd, ssize_t, (int fd, const struct iovec *v, int n, off_t at, int f), fd, v, n, at, f)
-REFUSE(writev, fd, ssize_t, (int fd, const struct iovec *v, int n), fd, v, n)
 REFUSE(fallocate, fd, int, (int fd, int mode, off_t at, off_t n), fd, mode, at, n)
 REFUSE(fallocate64, fd, int, (int fd, int mode, off_t at, off_t n), fd, mode, at, n)
 ssize_t sendfile(int to, int from, off_t *at, size_t n) {

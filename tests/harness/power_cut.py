@@ -9,9 +9,9 @@ After all processes are dead, :meth:`PowerSupply.cut` feeds the journal to the m
 A file keeps its inode and its birth time, for a ledger knows its own file by them: everything that
 is made below the home has a second name aside, on the same file system.
 
-What is journalled is what Python calls: open, pwrite, write, ftruncate, posix_fallocate, fsync,
-fdatasync, rename, link, unlink, mkdir, rmdir. What cannot be followed (memory that is mapped
-shared, copies inside the kernel, vectors of buffers) is noted, and then the cut raises
+What is journalled is what Python calls: open, pwrite, write, writev, ftruncate, posix_fallocate,
+fsync, fdatasync, rename, link, unlink, mkdir, rmdir. What cannot be followed (memory that is mapped
+shared, copies inside the kernel, vectors at an offset) is noted, and then the cut raises
 ``NotFollowed``. What the C library does for itself (fopen) is not seen: such a file is lost.
 """
 

@@ -209,6 +209,12 @@ class Fleet:
             self.train(name, *self._trained[name])
         return peer
 
+    def tend(self, names: str) -> None:
+        """Start the trainers again that have ended because their daemon was not there in time."""
+        for name in names:
+            if self.trainers[name].popen.poll() is not None and self.peers[name].try_status():
+                self.train(name, *self._trained[name])
+
     def power_cut(self, names: str) -> dict[str, int]:
         """Every daemon and trainer of these dies at once; the daemons' ports."""
         ports = {name: self.peers[name].port for name in names}

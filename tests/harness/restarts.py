@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from harness.power_cut import PoweredFleet
 from harness.processes import Fleet, until
 
-BACK_S = 60.0  # a run that has not gone on by then is dead
+ROUNDS = 4  # before anything is killed
+BACK_S = 120.0  # a run that has not gone on by then is dead
+POLL_S = 0.02  # whoever asks more often takes the processor from those who are asked
 
 
 class Restart(NamedTuple):
@@ -31,17 +33,71 @@ def subsets(names: str) -> Iterator[str]:
         yield from map("".join, itertools.combinations(names, size))
 
 
+def begin_training(run: Fleet, names: str) -> None:
+    """Form a run whose rounds are never twice the same, and wait for a few of them."""
+    run.form(names)
+    for name in names:
+        run.train(name, inner_s=0.2, method="restless")
+    for name in names:
+        run.peers[name].reaches(ROUNDS)
+
+
 def kill_and_restart(
-    run: Fleet, names: str, killed: Sequence[str], wait_s: float, draw: random.Random
+    run: Fleet,
+    names: str,
+    killed: Sequence[str],
+    wait_s: float,
+    draw: random.Random,
+    *,
+    again_s: float | None = None,
 ) -> Restart:
     """Kill these daemons and their trainers at one instant, and start them in random order.
 
-    In a fleet of which the power can be cut, their homes lose what was not synced.
-    Raises AssertionError if the run does not go on, or if anybody has other bits.
+    ``again_s`` after that once more. In a fleet of which the power can be cut, their homes lose
+    what was not synced. AssertionError if the run does not go on, or if anybody has other bits.
     """
     before = known_rounds(run, names)
     last = max(map(int, before))
     ports = {name: run.peers[name].port for name in killed}
+    _kill(run, killed, draw)
+    time.sleep(wait_s)
+    _start(run, ports, draw)
+    if again_s is not None:
+        time.sleep(again_s)
+        before |= known_rounds(run, names)
+        last = max(map(int, before))
+        _kill(run, killed, draw)
+        _start(run, ports, draw)
+    majority = len(names) // 2 + 1
+    everybody = [run.peers[name] for name in names]
+
+    def wait(condition: Callable[[dict[str, Any]], bool], how_many: int, what: str) -> None:
+        def there() -> bool:
+            time.sleep(POLL_S)
+            run.tend(names)
+            return sum(condition(peer.try_status()) for peer in everybody) >= how_many
+
+        until(there, what, *everybody, timeout_s=BACK_S)
+
+    wait(bool, majority, "a majority answers")
+    began_s = time.monotonic()
+    wait(lambda status: status.get("round", 0) > last, 1, f"a round after {last}")
+    back_s = time.monotonic() - began_s
+    wait(
+        lambda status: (
+            len(status.get("members", ())) == len(names)
+            and bool(status["digest"])
+            and status["round"] > last
+        ),
+        len(names),
+        "everybody is in again",
+    )
+    after = known_rounds(run, names)
+    redone = sum(after.get(number, digest) != digest for number, digest in before.items())
+    return Restart("".join(killed), wait_s, last, back_s, redone, run.agree(names))
+
+
+def _kill(run: Fleet, killed: Sequence[str], draw: random.Random) -> None:
     for name in killed:
         run.peers[name].kill()
     for name in killed:
@@ -50,32 +106,11 @@ def kill_and_restart(
         run.trainers[name].ends()
     if isinstance(run, PoweredFleet):
         run.lose("".join(killed), draw.randrange(1 << 32))
-    time.sleep(wait_s)
-    order = draw.sample(list(killed), len(killed))
-    for name in order:
+
+
+def _start(run: Fleet, ports: dict[str, int], draw: random.Random) -> None:
+    for name in draw.sample(list(ports), len(ports)):
         run.again(name, ports[name])
-    majority = len(names) // 2 + 1
-    everybody = [run.peers[name] for name in names]
-    until(
-        lambda: sum(bool(peer.try_status()) for peer in everybody) >= majority,
-        "a majority answers",
-        *everybody,
-        timeout_s=BACK_S,
-    )
-    began_s = time.monotonic()
-    until(
-        lambda: max(peer.try_status().get("round", 0) for peer in everybody) > last,
-        f"a round after {last}",
-        *everybody,
-        timeout_s=BACK_S,
-    )
-    back_s = time.monotonic() - began_s
-    for name in names:
-        run.sees(name, len(names))
-        run.peers[name].reaches(last + 1)
-    after = known_rounds(run, names)
-    redone = sum(after.get(number, digest) != digest for number, digest in before.items())
-    return Restart("".join(killed), wait_s, last, back_s, redone, run.agree(names))
 
 
 def known_rounds(run: Fleet, names: str) -> dict[str, str]:

@@ -38,6 +38,8 @@ def ready(view: View, number: int, before: bytes, root: bytes = R) -> ReadyRecor
 ONE = ready(FIRST, 1, CHAIN)
 TWO = ready(FIRST, 2, ONE.after)
 STORED = {ONE.place, TWO.place}
+# An incarnation, a view, a promise, a vote, and commits of the view's base, the checkpoint and now.
+VOTES_MAX = 7
 LEDGER: list[Record] = [
     IncarnationRecord(7),
     ViewRecord(FIRST),
@@ -152,6 +154,16 @@ def test_compaction_changes_nothing_that_is_said(seed: int) -> None:
         assert kept == same
         assert (whole.known, whole.ready) == (short.known, short.ready)
         assert len(compacted(records, since)) <= len(records) + 1
+        votes_only = compacted(records, since, since)
+        assert compacted(votes_only, since, since) == votes_only
+        votes = recovered(votes_only, 9)
+        assert (votes.inc, votes.view, votes.promised, votes.accepted) == (
+            *kept[:2],
+            kept[3],
+            kept[5],
+        )
+        assert (votes.known, votes.ready) == (whole.known, whole.ready)
+        assert len(votes_only) <= VOTES_MAX + len(whole.ready)
 
 
 def test_the_table_names_messages_and_records() -> None:

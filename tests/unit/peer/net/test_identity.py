@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from harness.failing_disk import small_disk
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
 from atoll.peer.membership.view import Member
+from atoll.peer.net.certs import run_tls
 from atoll.peer.net.identity import (
     HOME_VERSION,
     KNOWN_ADDRESSES_MAX,
@@ -114,6 +117,18 @@ def test_an_incarnation_that_no_view_can_name_is_refused(tmp_path: Path, text: s
         assert "rm " in caught.value.fix
         (home.path / "incarnation").write_text(str((1 << 63) - 2))
         assert Member(home.peer_id, home.next_incarnation(1)).inc == (1 << 63) - 1
+
+
+def test_a_full_disk_stops_no_start(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64 << 10) as disk, Home.open(disk / "home") as home:
+        first = home.next_incarnation(10**18)
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while file.write(bytes(1024)):
+                pass
+        with pytest.raises(OSError, match="No space left"):
+            (disk / "more").write_bytes(b"1")
+        assert first < home.next_incarnation(10**18) < home.next_incarnation(10**18)
+        assert run_tls(home, bytes(32)).tag
 
 
 def test_the_run_record_round_trips_and_hides_its_secret(tmp_path: Path) -> None:
