@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-        bench-robust bench-reachable bench-starved bench-time bench-first-state power-cuts restarts clean
+        bench-robust bench-reachable bench-starved bench-time bench-first-state bench-durable power-cuts restarts clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -50,6 +50,7 @@ help:
 	@echo "make bench-starved   a run on a core that others keep busy: elections, broken attempts, CPU time"
 	@echo "make bench-time   what a starved machine costs, and how soon deaths show: each figure and its bar (needs root)"
 	@echo "make bench-first-state   what each host sends until all have the first parameters (needs root)"
+	@echo "make bench-durable   what a run pays for rounds that survive a restart, and what a restart receives"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
@@ -156,6 +157,11 @@ bench-time: $(STAMP)
 # As root: it makes a network of four hosts at 50 Mbit/s.
 bench-first-state: $(STAMP)
 	$(BIN)/python tests/benchmarks/first_state.py $(ARGS)
+
+# Two daemons at a time, their files in memory. The restart is as root, with 8 GB of memory in three daemons
+# and three trainers: ARGS="--only rounds barrier" leaves it out.
+bench-durable: $(STAMP)
+	$(BIN)/python tests/benchmarks/durable_rounds.py $(ARGS)
 
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation

@@ -4,7 +4,9 @@ Theory. A round is begun with the participants S whose submissions have arrived.
 in one of two ways. *Commit*, when every living participant holds the result R, at least two living
 replicas do (one, if there is only one), the coordinator among them unless it is a witness, and
 those that hold it together with the witnesses that attest it are a quorum of the voters, each of
-which has it on its disk: a slow disk delays nobody while a quorum of others is faster. Replicas
+which has its vote on its disk: a slow disk delays nobody while a quorum of others is faster. Of
+those that keep results on their disks, two have this one there (one, if there is only one), or a
+power cut could leave a majority of votes for what nobody has. Replicas
 outside S are asked to fetch R at once, because the quorum may need them, but the commit waits for
 them only if it does: they follow by the log. Of a session's own all-reduce only the participants
 hold R, because only their trainers want it; all other voters attest it, as witnesses do. *Retry*
@@ -59,6 +61,8 @@ class Attempt:
     links: LinkGraph = field(default_factory=LinkGraph)  # as they were when it began
     ready: dict[bytes, bytes] = field(default_factory=dict)  # peer -> root it holds or attests
     durable: dict[bytes, bytes] = field(default_factory=dict)  # ... and has on its disk: its vote
+    kept: set[bytes] = field(default_factory=set)  # ... with the result
+    keepers: set[bytes] = field(default_factory=set)  # on whose disks results are, or will be
     # Participants that were started again. For this attempt they are outsiders: their submissions
     # are lost with their processes, and what these had said of it stays true.
     restarted: set[bytes] = field(default_factory=set)
@@ -107,12 +111,15 @@ class Attempt:
 
     def on_ready(self, source: bytes, ready: Ready) -> None:
         if (ready.round, ready.attempt) == (self.begin.round, self.begin.attempt):
-            self.heard_ready(source, ready.root, durable=not ready.pending)
+            kept = ready.keeps_rounds
+            self.heard_ready(source, ready.root, durable=not ready.pending, kept=kept)
 
-    def heard_ready(self, source: bytes, root: bytes, *, durable: bool) -> None:
+    def heard_ready(self, source: bytes, root: bytes, *, durable: bool, kept: bool) -> None:
         self.ready[source] = root
         if durable:
             self.durable[source] = root
+            if kept:
+                self.kept.add(source)
 
     @property
     def participants(self) -> tuple[bytes, ...]:
@@ -186,7 +193,11 @@ class Attempt:
         able = [p for p in synced if p not in attesters]
         waiting = [p for p in self.participants if p in able and p not in copies]
         on_disk = [peer for peer in copies if peer in able and peer in self.durable]
-        if waiting or len(on_disk) < min(2, len(able)):
+        if (
+            waiting
+            or len(on_disk) < min(2, len(able))
+            or not self._survives_power_cut(on_disk, able)
+        ):
             return b""
         agreeing = {peer for peer, theirs in self.durable.items() if theirs == root}
         if self.begin.kind == REDUCE:  # before COMMIT, so that nobody has to catch up with it
@@ -199,6 +210,16 @@ class Attempt:
             return b"" if lacking and patient else root
         self._ask_attesters(now_s, alive, root)
         return b""
+
+    def _survives_power_cut(self, voted: Collection[bytes], able: Collection[bytes]) -> bool:
+        """Return whether enough disks have the result; of an operation none needs to.
+
+        Who keeps only votes, or whose disk is full, is no copy, as a witness is none.
+        """
+        if self.begin.operation is not None:
+            return True
+        can = [p for p in able if p in self.keepers and (p not in self.durable or p in self.kept)]
+        return len(self.kept.intersection(voted)) >= min(2, len(can))
 
     def _ask_attesters(self, now_s: float, alive: Collection[bytes], root: bytes) -> None:
         """Ask attesters to vote for the result that others hold.

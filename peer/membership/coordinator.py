@@ -141,8 +141,10 @@ class Coordinator:
             heard = known.get(number)
             if heard is None or heard.attempt < attempt.begin.attempt:
                 attempt.repeat(source, now_s)  # a lost BEGIN
+            # A lost READY.
             elif heard.root and heard.attempt == attempt.begin.attempt and not beat.frozen:
-                attempt.heard_ready(source, heard.root, durable=not beat.pending)  # a lost READY
+                kept = beat.keeps_rounds
+                attempt.heard_ready(source, heard.root, durable=not beat.pending, kept=kept)
 
     def _was_restarted(self, source: bytes) -> None:
         """Let a member go on as one that was never away; what its trainer wanted is forgotten."""
@@ -274,6 +276,7 @@ class Coordinator:
         if number == self._own.round + 1:  # in order
             is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
             training = alive if is_init else self.roster.attached(alive)
+            attempt.keepers = self.roster.keepers()
             root = attempt.committable(now_s, alive, given_up, training)
             if root:
                 self._commit(attempt, root, now_s)

@@ -254,6 +254,17 @@ class Durable:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundsKept:
+    """Hear whether results of rounds go to this peer's disk: not where it is full.
+
+    With a ledger they do, until something else is said. What is said of a READY comes before
+    Durable.
+    """
+
+    keeps: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerFailed:
     """Report that the ledger cannot be written any more: what is said now is not remembered."""
 
@@ -295,6 +306,7 @@ Event = (
     | Incarnated
     | Durable
     | LedgerFailed
+    | RoundsKept
     | LeaveAsked
 )
 

@@ -157,6 +157,7 @@ class Heartbeats:
             own.pending,
             self._here.resigned,
             self._here.lag_s(),
+            own.keeps_rounds,
         )
         cached = self._cached
         if cached is None or said != cached[0]:  # a coordinator looks at its own at every step

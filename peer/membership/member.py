@@ -83,6 +83,7 @@ class Held:
     written: bool = False  # its READY record is
     durable: bool = False  # ... and synced
     is_here: bool = True  # not so where the file of R was damaged
+    is_kept: bool = False  # the result is on the disk as well, not the vote alone
 
     @property
     def changes_state(self) -> bool:
@@ -136,6 +137,7 @@ class MemberState:
         self._last_of: dict[int, int] = {}  # fragment -> its last committed round
         # Operations since the state has changed last: what was called, and the position before it.
         self._operations: deque[tuple[int, bytes, str]] = deque(maxlen=OPERATIONS_MAX)
+        self._keeps_rounds = True  # as far as there is a ledger
         self._lost = ""  # which operations were taken back, until our trainer has heard of it
 
     # ------------------------------------------------------------ the state
@@ -162,7 +164,8 @@ class MemberState:
         for head in recovered.ready:
             here = head.run.round not in recovered.missing
             place = (head.lineage, head.view)
-            kept = Held(head.run, head.begin, place, written=True, durable=True, is_here=here)
+            said = {"written": True, "durable": True, "is_here": here, "is_kept": here}
+            kept = Held(head.run, head.begin, place, **said)
             self.held[head.run.round] = kept
             if head.begin is not None:
                 self.begins[head.run.round] = head.begin
@@ -367,8 +370,20 @@ class MemberState:
         held = self.held.get(record.run.round)
         if held is None or held.run != record.run or held.place != (record.lineage, record.view):
             return None
-        self.held[record.run.round] = replace(held, durable=True)
+        self.held[record.run.round] = replace(held, durable=True, is_kept=self._keeps_rounds)
         return self.ready()
+
+    def on_rounds_kept(self, keeps: bool) -> None:
+        """Hear whether results go to the disk from now on."""
+        self._keeps_rounds = keeps
+
+    @property
+    def keeps_rounds(self) -> bool:
+        """Return whether the result of the round at hand is on this peer's disk, or will be."""
+        held = self.held.get(self.round + 1)
+        if held is not None and held.durable:
+            return held.is_kept
+        return self.is_replica and self._outbox.is_on and self._keeps_rounds
 
     def on_reduce_failed(self, event: ReduceFailed) -> Miss | None:
         """Return what to tell the coordinator of broken edges; None if the attempt is over."""
@@ -402,7 +417,7 @@ class MemberState:
             return None  # who holds nothing has only its vote to give
         run = held.run
         said = Ready(*held.place, run.round, run.attempt, run.root, pending=not held.durable)
-        return replace(said, life=self.life)
+        return replace(said, life=self.life, keeps_rounds=self.keeps_rounds)
 
     def on_notice(self, notice: Notice) -> Ready | None:
         """Return our vote for a result that others hold and we need not, or None.

@@ -336,6 +336,7 @@ class Heartbeat(InView):
     pending: bool = False  # the result with a root in `runs` is not on its disk yet
     resigned: bool = False  # it coordinated the view in an earlier life, and does no more
     lag_s: float = 0.0  # how late its event loop was lately (failure_detector.py)
+    keeps_rounds: bool = False  # the result with a root in `runs` goes to its disk, or is there
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
@@ -460,6 +461,7 @@ class Ready(InView):
     root: Digest
     pending: bool = False  # not on its disk yet: no vote
     life: Lives = 0
+    keeps_rounds: bool = False  # with the vote its sender's disk has the result, not the vote alone
 
 
 @message(wire="Notice")

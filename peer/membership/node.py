@@ -882,6 +882,7 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Incarnated: Node._on_incarnated,
     ev.Durable: Node._on_durable,
     ev.LedgerFailed: Node._on_ledger_failed,
+    ev.RoundsKept: lambda node, event: node.follower.on_rounds_kept(event.keeps),
     ev.LeaveAsked: lambda node, event: node._on_leave_asked(),
     ev.HandOver: Node._on_hand_over,
     ev.TrainersAsked: lambda node, event: node.heartbeats.ask_trainers(event.min_trainers),

@@ -161,6 +161,10 @@ class Roster:
     def unsynced(self) -> set[bytes]:
         return {p for p, beat in self.heartbeats.items() if beat.unsynced and p != self.me}
 
+    def keepers(self) -> set[bytes]:
+        """Return on whose disks results of rounds are, or will be."""
+        return {peer for peer, beat in self.heartbeats.items() if beat.keeps_rounds}
+
     def has_synced(self, round_number: int, chain: bytes) -> list[bytes]:
         """Return others that hold this state and are not in doubt, in the view's order."""
         return [

@@ -61,6 +61,7 @@ class Durability:
         self._due = asyncio.Event()
         self._wants_compaction = True  # what an earlier life has left behind goes
         self._failed = False
+        self._said_keeps = True  # what the machine takes for granted: results go to the disk
         self._took_s = 0.0  # from a READY's record until it and its R were on the disk
 
     @property
@@ -100,6 +101,16 @@ class Durability:
             if room.has_bytes < room.needs_bytes:
                 has, needs = size(room.has_bytes), size(room.needs_bytes)
                 self._lack(f"the disk has {has} of room, and rounds that survive take {needs}")
+
+    def _tell_keeps(self) -> None:
+        """Tell the machine whether a restart would have the results of rounds: others count on it.
+
+        Behind a hole it would not: what they are to be applied to is not on this disk.
+        """
+        keeps = self.keeps_rounds and not self._hole
+        if keeps != self._said_keeps:
+            self._said_keeps = keeps
+            self._port.feed(ev.RoundsKept(keeps))
 
     def _note_hole(self, round_number: int) -> None:
         """Ask for a checkpoint: the rounds up to this one cannot be replayed from the disk."""
@@ -175,6 +186,7 @@ class Durability:
                 saves = await self._append_waiting()
                 position = await asyncio.to_thread(self._ledger.sync)
                 self._took_s = time.monotonic() - began_s if saves else self._took_s
+                self._tell_keeps()
                 self._port.feed(ev.Durable(position))
                 if self._wants_compaction or self._ledger.wants_compaction:
                     await self._compact()

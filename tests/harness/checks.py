@@ -249,6 +249,9 @@ class Checker:
         """READY is not taken back, and not said any more after a promise."""
         self.decisions.watch(host, event, effects)
         self.statements.watch(host, event, effects)
+        for effect in effects if host.disk is not None else ():
+            if type(effect) is ev.Send and type(effect.message) in (ms.Promise, ms.Accepted):
+                self._is_on_disk(host, effect.message)
         memory = host.memory
         said = self._said.setdefault(memory, {})
         if said and type(event) is ev.Received:
@@ -267,6 +270,15 @@ class Checker:
                 elif type(message) is ms.Promise:
                     self._frozen[memory] = (message.lineage, message.view)
                     self._reports_ready(host, message)
+
+    def _is_on_disk(self, host: Host, message: ms.Promise | ms.Accepted) -> None:
+        """Of an older view nothing binds any more, and a compaction may have dropped it."""
+        view, disk = host.node.view, host.disk
+        if disk is None or view is None or not host.node._here.outbox.is_on:
+            return
+        if (message.lineage, message.view) == (view.lineage, view.number):
+            text = f"invariant 16: {host.name} says what is not on its disk: {message}"
+            assert disk.backs(message), text
 
     def _is_lazy(self, host: Host, ready: ms.Ready) -> bool:
         """Whether a power cut may forget it: a collective of a session changes no state."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
+from atoll.peer.membership import messages as ms
 from atoll.peer.membership.durable_records import (
+    AcceptedRecord,
     IncarnationRecord,
     Place,
+    PromiseRecord,
     ReadyRecord,
     Record,
     Recovered,
@@ -26,6 +31,7 @@ from harness.values import Entry, Job, Mean, State
 
 __all__ = ["Disk", "Stored"]
 
+R = TypeVar("R")
 CHECKPOINTS = 2  # the older one is for when the newer is damaged
 SYNC_S = 0.004
 
@@ -59,6 +65,7 @@ class Disk:
     rounds: dict[Place, Stored] = field(default_factory=dict)
     checkpoints: list[State] = field(default_factory=list)  # the newest last
     fails: bool = False  # the next sync does
+    keeps_rounds: bool = True  # else it has room for votes only
     memory: object = field(default_factory=object)  # another one once it has forgotten something
 
     @property
@@ -69,7 +76,7 @@ class Disk:
 
     def write(self, position: int, record: Record, result: Stored | None) -> None:
         self.records.append((position, record))
-        if result is not None and isinstance(record, ReadyRecord):
+        if result is not None and self.keeps_rounds and isinstance(record, ReadyRecord):
             self.rounds[record.place] = result
 
     def sync(self, position: int) -> None:
@@ -89,6 +96,26 @@ class Disk:
         self.synced = position
         places = {record.place for record in kept if isinstance(record, ReadyRecord)}
         self.rounds = {place: r for place, r in self.rounds.items() if place in places}
+
+    def backs(self, message: object) -> bool:
+        """Whether a word that must not be forgotten is synced before it leaves. Its table is not
+        that of the product."""
+        if type(message) is ms.Promise:
+            return any(
+                (record.lineage, record.view) == (message.lineage, message.view)
+                and record.ballot >= message.ballot
+                for record in self._synced(PromiseRecord)
+            )
+        if type(message) is ms.Accepted:
+            return any(
+                (record.vote.ballot, record.vote.proposal) == (message.ballot, message.proposal)
+                for record in self._synced(AcceptedRecord)
+            )
+        return True
+
+    def _synced(self, kind: type[R]) -> Iterator[R]:
+        synced = self.synced
+        return (r for position, r in self.records if position <= synced and isinstance(r, kind))
 
     # ------------------------------------------------------------ what befalls it
 

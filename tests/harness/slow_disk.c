@@ -1,39 +1,128 @@
-/* A disk whose syncs take as many milliseconds longer as a shared file says; see slow_disk.py. */
+/* A disk of a given speed, for the files of one process below one folder; see slow_disk.py.
+ *
+ * The device does one thing after the other. What a process writes waits in memory; sync_file_range
+ * hands it to the device and does not wait; fsync and fdatasync hand over the rest of the file, and
+ * wait for that and for the time of a sync. The counters are shared with the test. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
 #include <time.h>
 #include <unistd.h>
 
-static const volatile long long *delay_ms;
+#define FDS 65536
+#define REAL(name) ((__typeof__(&name))real(#name))
 
-__attribute__((constructor)) static void map_delay(void) {
-    const char *path = getenv("ATOLL_TEST_DISK");
-    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0) return;
-    void *mapped = mmap(NULL, sizeof *delay_ms, PROT_READ, MAP_SHARED, file, 0);
-    close(file);
-    if (mapped != MAP_FAILED) delay_ms = mapped;
+static char below[PATH_MAX];
+static size_t below_length;
+static double bytes_per_s, sync_s, busy_until_s;
+static uint64_t waiting[FDS];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct { uint64_t written, syncs; } none, *counters = &none;
+
+static void *real(const char *name) {
+    void *found = dlsym(RTLD_NEXT, name);
+    if (!found) { fprintf(stderr, "slow_disk: no %s\n", name); abort(); }
+    return found;
 }
 
-static void wait_for_disk(void) {
-    if (!delay_ms || *delay_ms <= 0) return;
-    struct timespec pause = {*delay_ms / 1000, *delay_ms % 1000 * 1000000};
-    nanosleep(&pause, NULL);
+__attribute__((constructor)) static void begin(void) {
+    const char *folder = getenv("ATOLL_TEST_SLOW_DISK"), *file = getenv("ATOLL_TEST_SLOW_DISK_COUNTERS");
+    const char *speed = getenv("ATOLL_TEST_SLOW_DISK_SPEED"), *sync = getenv("ATOLL_TEST_SLOW_DISK_SYNC_S");
+    if (!folder || !file || !speed || !sync || !realpath(folder, below)) return;
+    bytes_per_s = atof(speed);
+    sync_s = atof(sync);
+    int fd = open(file, O_RDWR | O_CLOEXEC);
+    void *shared = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared != MAP_FAILED) counters = shared;
+    close(fd);
+    below_length = strlen(below);
 }
 
-int fsync(int file) {
-    static int (*real)(int);
-    if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
-    wait_for_disk();
-    return real(file);
+static double now_s(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-int fdatasync(int file) {
-    static int (*real)(int);
-    if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
-    wait_for_disk();
-    return real(file);
+static int is_below(int fd) {
+    char link[64], path[PATH_MAX];
+    struct stat found;
+    if (!below_length || fd < 0 || fd >= FDS) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length <= (ssize_t)below_length || strncmp(path, below, below_length)) return 0;
+    return path[below_length] == '/' && !fstat(fd, &found) && (S_ISREG(found.st_mode) || S_ISDIR(found.st_mode));
+}
+
+/* The device takes so many bytes of this file. With the lock held. */
+static void hand_over(int fd, uint64_t nbytes, double extra_s) {
+    double now = now_s();
+    if (nbytes > waiting[fd]) nbytes = waiting[fd];
+    waiting[fd] -= nbytes;
+    if (busy_until_s < now) busy_until_s = now;
+    busy_until_s += (double)nbytes / bytes_per_s + extra_s;
+}
+
+static void wrote(int fd, ssize_t nbytes) {
+    int error = errno;
+    if (nbytes > 0 && is_below(fd)) {
+        pthread_mutex_lock(&lock);
+        waiting[fd] += (uint64_t)nbytes;
+        counters->written += (uint64_t)nbytes;
+        pthread_mutex_unlock(&lock);
+    }
+    errno = error;
+}
+
+#define WRITES(type, name, parameters, ...)                                                      \
+    type name parameters {                                                                       \
+        type done = REAL(name)(__VA_ARGS__);                                                     \
+        wrote(fd, done);                                                                         \
+        return done;                                                                             \
+    }
+WRITES(ssize_t, write, (int fd, const void *data, size_t length), fd, data, length)
+WRITES(ssize_t, pwrite, (int fd, const void *data, size_t length, off_t at), fd, data, length, at)
+WRITES(ssize_t, pwrite64, (int fd, const void *data, size_t length, off_t at), fd, data, length, at)
+
+int sync_file_range(int fd, off64_t at, off64_t nbytes, unsigned flags) {
+    if (!is_below(fd)) return REAL(sync_file_range)(fd, at, nbytes, flags);
+    pthread_mutex_lock(&lock);
+    hand_over(fd, (uint64_t)nbytes, 0.0);
+    pthread_mutex_unlock(&lock);
+    return 0;
+}
+
+static void wait_for_sync(int fd) {
+    pthread_mutex_lock(&lock);
+    hand_over(fd, UINT64_MAX, sync_s);
+    counters->syncs++;
+    double until_s = busy_until_s;
+    pthread_mutex_unlock(&lock);
+    struct timespec until = {(time_t)until_s, (long)(1e9 * (until_s - (double)(time_t)until_s))};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) == EINTR) {}
+}
+
+#define SYNCS(name)                                                                              \
+    int name(int fd) {                                                                           \
+        int ours = is_below(fd), failed = REAL(name)(fd), error = errno;                         \
+        if (ours && !failed) wait_for_sync(fd);                                                  \
+        errno = error;                                                                           \
+        return failed;                                                                           \
+    }
+SYNCS(fsync)
+SYNCS(fdatasync)
+
+int close(int fd) {
+    if (fd >= 0 && fd < FDS) waiting[fd] = 0; /* what was not synced costs nobody a wait */
+    return REAL(close)(fd);
 }

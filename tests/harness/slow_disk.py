@@ -1,7 +1,8 @@
-"""A disk that is slow for a while, for one process: the functions that sync are replaced.
+"""A disk of a given speed and time of a sync, for the files of real daemons, on any machine.
 
-A kernel slows a device down (cgroups' io.max), but the homes of tests are in memory. So a small
-library is compiled and loaded before all others, as for a wrong clock.
+The files lie where they lie, on a file system in memory for instance. A small library
+(slow_disk.c, compiled when it is needed) makes whoever syncs wait as long as the disk would take,
+and counts what is written.
 """
 
 from __future__ import annotations
@@ -16,27 +17,38 @@ from pathlib import Path
 __all__ = ["SlowDisk"]
 
 SOURCE = Path(__file__).with_suffix(".c")
+COUNTERS = struct.Struct("=QQ")
 
 
 class SlowDisk:
-    """``environment`` is for the process; :meth:`delay` works at once, whenever it runs."""
+    """``environment`` is for the processes whose files below ``folder`` lie on this disk.
 
-    def __init__(self, folder: Path) -> None:
+    Each process has the disk for itself.
+    """
+
+    def __init__(self, folder: Path, aside: Path, bytes_per_s: float, sync_s: float) -> None:
         compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
         if compiler is None:
             raise RuntimeError("a slow disk needs a C compiler: apt-get install gcc libc6-dev")
-        folder.mkdir(parents=True, exist_ok=True)
-        library, delay = folder / "slow_disk.so", folder / "delay"
+        aside.mkdir(parents=True, exist_ok=True)
+        library, counters = aside / "slow_disk.so", aside / "counters"
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
         subprocess.run(command, check=True)
-        delay.write_bytes(bytes(8))
-        with delay.open("r+b") as file:
-            self._delay_ms = mmap.mmap(file.fileno(), 8)
-        self.environment = {"LD_PRELOAD": os.fspath(library), "ATOLL_TEST_DISK": os.fspath(delay)}
+        counters.write_bytes(bytes(COUNTERS.size))
+        with counters.open("r+b") as file:
+            self._counters = mmap.mmap(file.fileno(), COUNTERS.size)
+        self.environment = {
+            "LD_PRELOAD": os.fspath(library),
+            "ATOLL_TEST_SLOW_DISK": os.fspath(folder.resolve()),
+            "ATOLL_TEST_SLOW_DISK_COUNTERS": os.fspath(counters),
+            "ATOLL_TEST_SLOW_DISK_SPEED": str(bytes_per_s),
+            "ATOLL_TEST_SLOW_DISK_SYNC_S": str(sync_s),
+        }
 
-    def delay(self, each_s: float) -> None:
-        """Make each sync take so much longer from now on."""
-        self._delay_ms[:] = struct.pack("=q", int(each_s * 1e3))
+    @property
+    def written_bytes(self) -> int:
+        return int(COUNTERS.unpack(self._counters[:])[0])
 
-    def close(self) -> None:
-        self._delay_ms.close()
+    @property
+    def syncs(self) -> int:
+        return int(COUNTERS.unpack(self._counters[:])[1])

@@ -28,7 +28,7 @@ from harness.bad_path import BadPath, flip_state
 from harness.health import usage
 from harness.netns import Net
 from harness.processes import NET_PORT, Fleet
-from harness.slow_disk import SlowDisk
+from harness.sync_delay import SyncDelay
 from harness.wrong_clock import WrongClock
 
 __all__ = ["GUEST", "KINDS", "MARRED", "Kind", "Stage"]
@@ -49,7 +49,7 @@ class Stage(Protocol):
     run: Fleet
     net: Net
     clocks: dict[str, WrongClock]
-    disks: dict[str, SlowDisk]
+    disks: dict[str, SyncDelay]
     path: BadPath
     dice: random.Random
     slow_bps: float  # of a slow link, in which a round still takes a few seconds

@@ -142,6 +142,8 @@ class World(ABC):
         self.hosts[peer] = host
         if self.is_durable:
             self.deliver(host, self.first_event)
+            if host.disk is not None and not host.disk.keeps_rounds:
+                self.deliver(host, ev.RoundsKept(keeps=False))
         if name in self.outbound:
             self.deliver(host, ev.Reach(outbound=True))
         return host
@@ -199,6 +201,11 @@ class World(ABC):
         """A checkpoint of the state is on the disk."""
         if host.disk is not None and not host.tainted and not host.flipped:
             host.disk.save(host.state)
+
+    def keeps_rounds(self, name: str, keeps: bool) -> None:
+        """There is room on a disk for results of rounds, or none any more."""
+        self.homes[name].keeps_rounds = keeps
+        self.deliver(self.host(name), ev.RoundsKept(keeps))
 
     def host(self, name: str) -> Host:
         return self.hosts[peer_id(name)]

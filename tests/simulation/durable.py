@@ -46,6 +46,7 @@ KINDS = {"kill", "off", "failpoint", "pause", "cut", "one_way", "split", "bridge
 KINDS |= {"clog", "break", "burst", "corrupt", "hang", "detach", "slow", "hand_over", "join"}
 SYNCS_S = (0.0005, 0.004, 0.03, 0.2)
 AWAY_MAX_S = 3.0  # less than it takes to be voted out of a view that has lost its quorum
+VOTES_ONLY = 0.15  # of the homes, that have room for no results
 SAVE_EVERY = (2, 5, 1000)
 TRAPS = ("Persist", "Persist", "Ready", "Promise", "Accepted", "Commit", "Begin", "Installed")
 
@@ -92,7 +93,7 @@ def durable_script(options: Options) -> list[Fault]:
             detail = f"{luck.choice(TRAPS)} {count} {side}"
             trap_s = round(max(0.0, at_s - luck.choice((0.0, 0.3))), 3)
             script.append(Fault(trap_s, "failpoint", who, round(luck.uniform(0.0, 2.0), 3), detail))
-    for kind in ("slow_disk", "disk_fails", "disk_lost", "damage"):
+    for kind in ("slow_disk", "disk_fails", "disk_lost", "damage", "disk_full"):
         if luck.random() < 0.12:
             at_s = round(luck.uniform(0.0, 0.7) * options.faulty_s, 3)
             lasts_s = round(luck.uniform(0.3, 4.0), 3)
@@ -106,6 +107,7 @@ class DurableFaults(Faults):
     def __init__(self, arena: Arena, script: list[Fault]) -> None:
         super().__init__(arena, script)
         self.damaged: set[str] = set()
+        self.lost = False  # a disk was
 
     def _can_die(self, host: Host) -> bool:
         return host.alive
@@ -137,12 +139,20 @@ class DurableFaults(Faults):
         for host in self._hosts(fault):
             self.arena.homes[host.name].fails = True
 
+    def _disk_full(self, fault: Fault) -> None:
+        """There is room for votes, and none for results."""
+        for host in self._hosts(fault):
+            name = host.name
+            self.arena.keeps_rounds(name, keeps=False)
+            self._undo(fault, partial(self.arena.keeps_rounds, name, keeps=True))
+
     def _disk_lost(self, fault: Fault) -> None:
         """The machine comes back with an empty home."""
         for host in self._hosts(fault):
             if host.alive:
                 host.off = True
                 self.arena.kill(host.name)
+                self.lost = True
                 self.arena.homes[host.name] = Disk(self.arena.homes[host.name].sync_s)
                 self._undo(fault, lambda h=host: self._restart(h))
 
@@ -172,6 +182,8 @@ def prospect(arena: Arena, faults: DurableFaults) -> str:
         remember = [m.peer for m in view.members if _remembers(arena, m.peer, m.inc)]
         if not is_quorum(view, remember):
             return "too few homes remember"
+    if faults.lost and not all(disk.keeps_rounds for disk in arena.homes.values()):
+        return "the only copy may be lost"
     return "files damaged" if faults.damaged else ""
 
 
@@ -198,11 +210,12 @@ def _remembers(arena: Arena, peer: bytes, inc: int) -> bool:
 def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = None) -> Outcome:
     options = draw_durable(seed)
     arena = Arena(options)
-    luck = random.Random(f"homes {seed}")
+    luck, fate = random.Random(f"homes {seed}"), random.Random(f"rooms {seed}")
     arena.is_durable, arena.disk_dice = True, random.Random(f"power {seed}")
     arena.save_every = luck.choice(SAVE_EVERY)
     for name in NAMES:
         arena.homes[name] = Disk(luck.choice(SYNCS_S))
+        arena.homes[name].keeps_rounds = name == NAMES[0] or fate.random() > VOTES_ONLY
     arena.checker.may_lose_operations = True
     arena.tracing = tracing
     failure = verdict = ""

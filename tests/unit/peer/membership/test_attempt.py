@@ -406,3 +406,23 @@ def test_who_has_a_link_to_no_holder_is_not_waited_for() -> None:
         round_.step(float(second) * 1.1 * TIMING.repair_s)
     assert not round_.repaired()
     assert round_.committed() == ROOT
+
+
+def test_who_keeps_votes_only_is_no_copy() -> None:
+    """A power cut would leave a majority of votes, and the result on one disk."""
+    round_ = Round((A, B, C))
+    round_.attempt.keepers = {A, B}
+    said = Ready(b"L" * 32, 3, 5, 2, ROOT)
+    round_.attempt.on_ready(A, replace(said, keeps_rounds=True))
+    round_.attempt.on_ready(C, said)
+    round_.attempt.on_ready(B, replace(said, pending=True))
+    assert round_.committed(unsynced=(D, E)) == b""
+    round_.attempt.on_ready(B, replace(said, keeps_rounds=True))
+    assert round_.committed(unsynced=(D, E)) == ROOT
+
+
+def test_where_no_disk_has_room_rounds_go_on() -> None:
+    round_ = Round((A, B, C))
+    round_.attempt.keepers = {B}
+    round_.ready(A, B, C)  # B's disk was full at this one
+    assert round_.committed(unsynced=(D, E)) == ROOT

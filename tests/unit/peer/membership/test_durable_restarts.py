@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -377,14 +378,17 @@ def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
         cluster.pause("a")
         for name in "bc":
             cluster.restart(name)
-        back = [cluster.host(name) for name in "bc"]
-        cluster.until(lambda back=back: any(host.leads for host in back), limit_s=10.0)
+        cluster.until(partial(is_led_by, cluster, "bc"), limit_s=10.0)
         cluster.resume("a")
         assert cluster.until_round("abc", 2) < 10.0
         assert (cluster.host("a").node.me.inc, cluster.host("a").loads) == (1, loads)
         lost += "lost" in [kind for kind, _ in cluster.host("a").told]
         assert not any(view.rollback for view in cluster.checker.views.values())
     assert lost
+
+
+def is_led_by(cluster: Cluster, names: str) -> bool:
+    return any(cluster.host(name).leads for name in names)
 
 
 def test_a_step_is_not_taken_back_by_name() -> None:
