@@ -39,10 +39,10 @@ from harness.health import assert_healthy
 from harness.netns import Net
 from harness.power_cut import with_preloads
 from harness.processes import NET_PORT, Fleet
-from harness.sync_delay import SyncDelay
 from harness.soak_faults import GUEST, KINDS, MARRED, Kind, Undo
 from harness.soak_stalls import DEAD_S, Stall, Stalls, has_majority, names_of
 from harness.soak_watch import SHORT_S, Homes, Watch
+from harness.sync_delay import SyncDelay
 from harness.wrong_clock import WrongClock
 
 from atoll.peer.checkpoint.reader import candidates, open_latest
