@@ -97,7 +97,10 @@ class Durability:
     async def look_for_room(self) -> None:
         """Keep votes only where the disk is too small for rounds; find out before one fails."""
         if self.keeps_rounds:
-            room = await asyncio.to_thread(self._port.room)
+            try:
+                room = await asyncio.to_thread(self._port.room)
+            except OSError:
+                return  # the first round that does not fit says so
             if room.has_bytes < room.needs_bytes:
                 has, needs = size(room.has_bytes), size(room.needs_bytes)
                 self._lack(f"the disk has {has} of room, and rounds that survive take {needs}")
@@ -134,7 +137,10 @@ class Durability:
 
     async def _find_room(self) -> None:
         """Go on writing rounds, if there is room for all that they take."""
-        room = await asyncio.to_thread(self._port.room)
+        try:
+            room = await asyncio.to_thread(self._port.room)
+        except OSError:
+            return  # the next round looks again
         if room.has_bytes >= room.needs_bytes:
             self._lacking = ""
             self._port.note(
@@ -220,9 +226,9 @@ class Durability:
                 return
             try:
                 await asyncio.to_thread(save_result, self._rounds, name_of(ready.place), array)
-            except DiskError as error:
+            except (DiskError, OSError) as error:
                 self._note_hole(ready.run.round)
-                self._lack(error.what)
+                self._lack(error.what if isinstance(error, DiskError) else reason(error))
 
     async def _compact(self) -> None:
         """Let the checkpoints stand for what is before the older one of them.
@@ -231,23 +237,28 @@ class Durability:
         long that lasts, the ledger does not grow.
         """
         self._wants_compaction = False
-        rounds = self._port.checkpoint_rounds()
-        since = max(rounds, default=0) if self._lacking else older_checkpoint(rounds)
-        before, position = len(self._records), self._ledger.position
-        present = await asyncio.to_thread(self._rounds.names) if self._rounds is not None else ()
-        until = _replayable(present, since) if self._lacking or self._rounds is None else None
-        kept = list(compacted(self._records, since, until))
         try:
+            rounds = self._port.checkpoint_rounds()
+            present = await asyncio.to_thread(self._names)
+            since = max(rounds, default=0) if self._lacking else older_checkpoint(rounds)
+            until = _replayable(present, since) if self._lacking or self._rounds is None else None
+            before, position = len(self._records), self._ledger.position
+            kept = list(compacted(self._records, since, until))
             await asyncio.to_thread(self._ledger.compact, [packed(r) for r in kept], position)
-        except DiskError:
-            raise
-        except OSError as error:
-            self._port.note("disk", f"the ledger was not compacted: {reason(error)}; make room")
-            return
-        self._records = [*kept, *self._records[before:]]
-        if self._rounds is not None:
+            self._records = [*kept, *self._records[before:]]
             needed = {name_of(r.place) for r in self._records if isinstance(r, ReadyRecord)}
-            await asyncio.to_thread(remove_others, self._rounds, needed)
+            await asyncio.to_thread(self._remove_others, needed)
+        except OSError as error:  # no room, or no descriptor: it goes on in the file that it has
+            why = f"old records and rounds were not removed: {reason(error)}"
+            self._port.note("disk", f"{why}; next try after the next checkpoint")
+
+    def _names(self) -> Collection[RoundName]:
+        return self._rounds.names() if self._rounds is not None else ()
+
+    def _remove_others(self, needed: Collection[RoundName]) -> None:
+        """Remove the files that no record speaks of."""
+        if self._rounds is not None:
+            self._rounds.remove(name for name in self._rounds.names() if name not in needed)
 
 
 def _has_result(effect: ev.Persist) -> bool:
@@ -271,8 +282,3 @@ def save_result(rounds: RoundFiles, name: RoundName, array: U8) -> None:
     for start in range(0, array.nbytes, SLICE_BYTES):
         writer.put(start, data[start : start + SLICE_BYTES])
     writer.seal()
-
-
-def remove_others(rounds: RoundFiles, needed: Collection[RoundName]) -> None:
-    """Remove the files that no record speaks of."""
-    rounds.remove(name for name in rounds.names() if name not in needed)
