@@ -4,12 +4,16 @@ The rest of the checker sees a wrong word only once it has done harm, which may 
 at the right moment. Here each word is compared with what is known about who says it:
 
 - READY is of the attempt at hand, by somebody who is synced and holds just that result;
+- BEGIN of an attempt names members that live, as far as its coordinator knows, and of INIT who
+  gives the parameters owns no part of them if somebody else can;
 - COMMIT has a quorum of members, in the lives that the view names, who have said READY for that
   attempt, and all of them for one result;
 - a promise reports the base of its view and rounds that were begun in it, or less;
 - so does the base of the view that follows, unless that is a fork or a rollback;
 - results and states differ only where a memory has failed, and then only a minority is left out;
-- a coordinator goes by beats of those lives that its view names, and counts only what was said.
+- a coordinator goes by beats of those lives that its view names, of none that is over, and counts
+  only what was said by who was synced;
+- who comes into a view has the state of its base, or of the round before.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.messages import GATHER, REDUCE
-from atoll.peer.membership.view import View
+from atoll.peer.membership.messages import GATHER, INIT, REDUCE
+from atoll.peer.membership.view import REPLICA, View
 from harness.decisions import suffice
 
 if TYPE_CHECKING:
@@ -42,13 +46,15 @@ class Statements:
         self._history = history
         self._ready: dict[Attempt, dict[tuple[bytes, int], bytes]] = {}  # who (life) -> root
         self._committed: set[Attempt] = set()
+        self._begun: set[Attempt] = set()
+        self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
         self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
         self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
 
     # ------------------------------------------------------------ what is said
 
     def watch(self, host: Host, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
-        if type(event) is ev.Received and host.node.coordinator is not None:
+        if host.node.coordinator is not None and type(event) is ev.Received:
             if type(event.message) is ms.Heartbeat:
                 self._goes_by_lives(host, event.source)
             if type(event.message) in (ms.Heartbeat, ms.Ready):
@@ -68,12 +74,16 @@ class Statements:
     def _says(self, host: Host, message: object, effects: Sequence[ev.Effect]) -> None:
         kind = type(message)
         if kind is ms.Heartbeat:
-            for run in message.runs:
+            for run in message.runs if not message.unsynced else ():
                 if run.root:
                     self._note_ready(host, (message.lineage, message.view), run)
         elif kind is ms.Ready:
             self._note_ready(host, (message.lineage, message.view), message)
             self._is_ready(host, message)
+        elif kind is ms.Begin:
+            self._begins_well(host, message)
+        elif kind is ms.Accept and message.ballot.number == 0:
+            self._lets_in(host, message.proposal)
         elif kind is ms.Commit:
             self._is_backed(host, message, effects)
         elif kind is ms.Promise:
@@ -99,6 +109,36 @@ class Statements:
         job = host.jobs.get(ready.round)
         holds = job is not None and job.complete and job.begin == begin and job.root == ready.root
         assert holds, f"I5: {what} without that result"
+
+    def _begins_well(self, host: Host, begin: ms.Begin) -> None:
+        attempt, lead = (
+            (begin.lineage, begin.view, begin.round, begin.attempt),
+            host.node.coordinator,
+        )
+        if attempt in self._begun or lead is None:
+            return
+        self._begun.add(attempt)
+        dead = {*begin.participants} - lead.roster.alive(host.node.now_s)
+        what = f"{host.name} begins {begin.round}.{begin.attempt}"
+        assert not dead, f"I2: {what} with {len(dead)} that it takes for dead"
+        if begin.kind == INIT and begin.layout is not None:
+            own = [share for share, x in zip(begin.layout.shares, begin.weights, strict=True) if x]
+            alone = sum(map(bool, begin.layout.shares)) == 1
+            assert alone or not any(own), f"{what}, and who gives the parameters owns a part"
+
+    def _lets_in(self, host: Host, proposal: View) -> None:
+        """Those who are new have said that they have the state, or had it a moment ago."""
+        lead = host.node.coordinator
+        if lead is None:
+            return
+        own = host.node.follower
+        near = ((own.round, own.chain), own.previous)
+        for member in proposal.members:
+            joiner = lead.admission.joiners.get(member.peer)
+            if lead.view.member(member.peer) is None and member.role == REPLICA and joiner:
+                beat = joiner.beat
+                ready = beat is not None and (beat.round, beat.chain) in near
+                assert ready, f"I2: {host.name} lets in one that is at round {beat and beat.round}"
 
     def _is_backed(self, host: Host, commit: ms.Commit, effects: Sequence[ev.Effect]) -> None:
         attempt = commit.lineage, commit.view, commit.round, commit.attempt
@@ -162,6 +202,9 @@ class Statements:
         member = view.member(source)
         named = member is not None and member.inc == beat.inc
         assert named, f"I2: {host.name} goes by a beat of another life: {member}, {beat.inc}"
+        last = self._lives.get((host, source), 0)
+        assert beat.life >= last, f"I2: {host.name} goes back to life {beat.life} after {last}"
+        self._lives[host, source] = beat.life
 
     # ------------------------------------------------------------ views and chains
 

@@ -48,7 +48,15 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 WORDS = frozenset(
     (
         *("describe", "plain", "shown_apart", "_shown", "_named", "_names", "_name", "_why"),
-        *("_hold", "_note_lost", "_note_retry", "_note_quorum", "_note_links", "_without_quorum"),
+        *(
+            "__str__",
+            "_hold",
+            "_note_lost",
+            "_note_retry",
+            "_note_quorum",
+            "_note_links",
+            "_without_quorum",
+        ),
     )
 )
 SAID = frozenset(("Note", "listed", "duration", "count", "short"))  # calls: their arguments
