@@ -10,7 +10,8 @@ remembers of all others, and a candidate counts no promise, and takes no value f
 another promise in hand shows to be forgetful. READY that was counted stands in the memory of the
 coordinator, who is among those whom a promise is asked of, or was heard by somebody who is. The
 coordinator's beat passes its memory on, so that after a moment all have it, and so that the
-forgetful peer hears of it: it comes back as a new incarnation.
+forgetful peer hears of it: it comes back as a new incarnation. Each position is signed by whose it
+is: who remembers too much of another would take its vote away.
 
 This is a tripwire and no proof. An image that is restored while everybody who has heard more is
 gone is not detected.
@@ -18,7 +19,7 @@ gone is not detected.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.peer.membership.messages import Promise, Remembered
 from atoll.peer.membership.view import View
@@ -27,23 +28,31 @@ NEWS_MAX = 8  # positions in one beat of the coordinator, which goes to all four
 
 
 class LedgerPositions:
-    """Remember of each member of the view the highest position that its ledger had."""
+    """Remember of each member of the view the highest position that its ledger had.
 
-    def __init__(self) -> None:
+    ``genuine``: whether somebody has signed what is said of it.
+    """
+
+    def __init__(self, genuine: Callable[[Remembered], bool] = lambda told: True) -> None:
+        self._genuine = genuine
         self._known: dict[bytes, Remembered] = {}
         self._news: dict[bytes, None] = {}  # of whom the coordinator has yet to tell
 
     def note(self, told: Remembered) -> None:
         """Note what a peer says of itself, or somebody else of it."""
         known = self._known.get(told.peer)
-        if told.position > 0 and (known is None or _rank(told) > _rank(known)):
+        is_news = told.position > 0 and (known is None or _rank(told) > _rank(known))
+        if is_news and self._genuine(told):
             self._known[told.peer] = told
             self._news[told.peer] = None
 
-    def note_all(self, told: Iterable[Remembered], view: View) -> None:
+    def heard(self, told: Iterable[Remembered], view: View) -> tuple[Remembered, ...]:
+        """Note what somebody tells of others; return what is known of them, for it is proven."""
+        peers = [each.peer for each in told if view.member(each.peer) is not None]
         for each in told:
-            if view.member(each.peer) is not None:
+            if each.peer in peers:
                 self.note(each)
+        return tuple(self._known[peer] for peer in peers if peer in self._known)
 
     def enter(self, view: View) -> None:
         """Forget those who are no members any more."""

@@ -26,9 +26,11 @@ from atoll.peer.membership.messages import (
     Leave,
     ObjectIs,
     Offer,
+    Remembered,
 )
 from atoll.peer.membership.operations import ObjectSender
 from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.signing import Signatures
 from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import View, plain
 
@@ -37,9 +39,15 @@ class Heartbeats:
     """Decide when the next heartbeat goes and what is in it; keep what the coordinator's say."""
 
     def __init__(
-        self, here: Situation, own: MemberState, joining: Joining, callers: Callers
+        self,
+        here: Situation,
+        own: MemberState,
+        joining: Joining,
+        callers: Callers,
+        signatures: Signatures,
     ) -> None:
         self._here = here
+        self._signatures = signatures
         self._own = own
         self._joining = joining
         self._callers = callers
@@ -158,11 +166,18 @@ class Heartbeats:
             self._here.resigned,
             self._here.lag_s(),
             own.keeps_rounds,
+            self._position().sig,
         )
         cached = self._cached
         if cached is None or said != cached[0]:  # a coordinator looks at its own at every step
             cached = self._cached = (said, Heartbeat(*said))
         return cached[1]
+
+    def _position(self) -> Remembered:
+        """Return what others are to remember of our ledger, signed."""
+        here = self._here
+        told = Remembered(here.me.peer, here.me.inc, here.life, here.outbox.durable)
+        return self._signatures.signed_position(told)
 
     # ------------------------------------------------------------ what somebody here asks for
 

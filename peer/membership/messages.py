@@ -171,13 +171,15 @@ class Report:
 class Remembered:
     """Tell the latest position that somebody's ledger is known to have had (amnesia.py).
 
-    ``life`` is the process that has said so.
+    ``life`` is the process that has said so, and signed it: nobody else can take a vote away by
+    remembering more of it than there was.
     """
 
     peer: PeerId
     inc: Incarnation
     life: Lives
     position: Positions
+    sig: Signature = b""
 
 
 @message(wire="Promise")
@@ -337,6 +339,7 @@ class Heartbeat(InView):
     resigned: bool = False  # it coordinated the view in an earlier life, and does no more
     lag_s: float = 0.0  # how late its event loop was lately (failure_detector.py)
     keeps_rounds: bool = False  # the result with a root in `runs` goes to its disk, or is there
+    position_sig: Signature = b""  # of the position, as Remembered has it
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):

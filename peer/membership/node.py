@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.amnesia import LedgerPositions
 from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.bootstrap import Bootstrap
 from atoll.peer.membership.callers import Callers
@@ -89,12 +91,15 @@ class Node:
         self.election: Election | None = None
         self.follower = MemberState(me, here.emit, outbox, life)
         self.signatures = Signatures(me.peer, signer, here.emit)
+        here.positions = LedgerPositions(self.signatures.has_signed)
         self.syncing = StateSync(here, self.follower)
         self.forks = Forks(here, self.follower)
         self.joining = Joining(here, self.follower)
         self.bootstrap = Bootstrap(here, self.follower, self.joining)
         self.callers = Callers(here)
-        self.heartbeats = Heartbeats(here, self.follower, self.joining, self.callers)
+        self.heartbeats = Heartbeats(
+            here, self.follower, self.joining, self.callers, self.signatures
+        )
         self._deadline_s: float | None = 0.0  # when we want to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
@@ -356,9 +361,11 @@ class Node:
     def _check_memory(self, told: tuple[ms.Remembered, ...]) -> None:
         """Look whether others remember more of us than our ledger does."""
         here = self._here
-        if here.view is None or not here.outbox.is_on:
+        if here.view is None:
             return
-        here.positions.note_all(told, here.view)
+        here.positions.heard(told, here.view)
+        if not here.outbox.is_on:
+            return
         if here.positions.shows_loss(here.me.peer, here.me.inc, here.life, here.outbox.began):
             self._forgot("others have heard more of this peer than its ledger remembers")
 
@@ -764,9 +771,11 @@ class Node:
             self._follow(self.election.on_prepare(source, prepare, self._hears_quorum()))
 
     def _on_promise(self, source: bytes, promise: ms.Promise) -> None:
-        if self.signatures.genuine(source, promise) and self.election is not None:
-            self.election.on_promise(source, promise)
-            self._check_memory(promise.remembered)
+        view, told = self._here.view, promise.remembered
+        if self.signatures.genuine(source, promise) and view is not None and self.election:
+            proven = self._here.positions.heard(told, view)
+            self.election.on_promise(source, replace(promise, remembered=proven))
+            self._check_memory(told)
 
     def _on_accept(self, accept: ms.Accept) -> None:
         if self.election is not None:
@@ -786,7 +795,8 @@ class Node:
             if here.positions.shows_loss(source, beat.inc, beat.life, beat.began):
                 here.positions.remind(source)
                 return  # it will hear that from the coordinator
-            here.positions.note(ms.Remembered(source, beat.inc, beat.life, beat.position))
+            told = (beat.inc, beat.life, beat.position, beat.position_sig)
+            here.positions.note(ms.Remembered(source, *told))
         if beat.resigned and self._is_coordinator(source) and self.election is not None:
             self.election.coordinator_resigned()
         if lead is not None:

@@ -15,7 +15,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from atoll.peer.membership.events import Effect, Note
-from atoll.peer.membership.messages import Accepted, Commit, Install, Promise, Proof
+from atoll.peer.membership.messages import (
+    Accepted,
+    Commit,
+    Install,
+    Promise,
+    Proof,
+    Remembered,
+)
 from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.net.wire import encode, name_of
 
@@ -46,6 +53,7 @@ class Signatures:
         self._emit = emit
         self._said: dict[tuple[bytes, int, str, object], tuple[bytes, bytes]] = {}
         self._said_bytes = 0
+        self._position: Remembered | None = None  # ours, the last that was signed
 
     def new_view(self) -> None:
         self._said.clear()
@@ -57,6 +65,21 @@ class Signatures:
         if self._signer is None:
             return named
         return replace(named, sig=self._signer.sign(_statement(named)))
+
+    def signed_position(self, told: Remembered) -> Remembered:
+        """Return what we say of our own ledger, with our signature."""
+        if self._signer is None or told.position == 0:
+            return told
+        known = self._position
+        if known is None or replace(known, sig=b"") != told:
+            self._position = known = replace(told, sig=self._signer.sign(_position(told)))
+        return known
+
+    def has_signed(self, told: Remembered) -> bool:
+        """Return whether a peer has itself said that its ledger had this position; so of ourselves:
+        an earlier process may have said it.
+        """
+        return self._signer is None or self._signer.verify(told.peer, _position(told), told.sig)
 
     def genuine(self, source: bytes, message: Signed) -> bool:
         """Return whether ``source`` has signed it and has not said the contrary before."""
@@ -125,6 +148,10 @@ class Signatures:
         assert self._signer is not None
         vote = Accepted(proof.lineage, proof.view, proof.ballot, install.decided, inc)
         return self._signer.verify(peer, _statement(vote), sig)
+
+
+def _position(told: Remembered) -> bytes:
+    return b"atoll-position" + encode(replace(told, sig=b""))
 
 
 def _statement(message: Signed) -> bytes:

@@ -12,7 +12,9 @@ Faults. A *crash* may come between any two events. Of what the victim has under 
 peer gets a beginning, of any length, independently; the data of its reductions has left as a whole
 or ends there. During a *silence* everything that one peer says is late: the others get it, in
 order, at any time after the failure limit. Crashes are followed up to the last survivor, which
-gets what is under way, and then some time.
+gets what is under way, and then some time. A *restart* is a crash of a peer that has a home: at any
+time after it, a process with that home is back, after a power cut perhaps without what was not
+synced.
 
 What is checked in every state: one view per number, one history per round, commits survive, no
 commit and no view without a quorum (but for forks that the policy allows, in their own lineage).
@@ -26,15 +28,17 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-from harness.cluster import Cluster, peer_id
+from harness.cluster import Cluster, Host, peer_id
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from simulation.homes import Home
 from simulation.moves import Moves, Point, describe, fingerprint, packed
 from simulation.snapshots import clone, teach_copy
 
 __all__ = ["Found", "Search", "Setting", "search"]
 
+ALL_ROUNDS = 1_000_000  # between two checkpoints: there are none
 QUIET_TICKS_MAX = 400  # deadlines in a row without an end: then a peer hangs
 ALONE_TICKS = 12  # what the last survivor gets: long enough to stand, or to remove the dead
 ALONE_TICK_S = 0.24  # below a heartbeat, so that no machine takes it for a pause of its own
@@ -48,6 +52,7 @@ class Setting:
     silent: str = ""  # of whom one may fall silent, once
     trainers: str = "abc"  # who takes part in rounds; the others only hold the state
     successor: str = ""  # to whom the coordinator is asked to hand over before all else
+    restarts: str = ""  # of whom each may be started again, once; then all have homes
 
 
 @dataclass
@@ -65,7 +70,10 @@ class Found:
 class Search:
     def __init__(self, setting: Setting) -> None:
         teach_copy()
-        cluster = Cluster("abc")
+        cluster = Cluster("")
+        cluster.is_durable, cluster.save_every = bool(setting.restarts), ALL_ROUNDS
+        for name in "abc":
+            cluster.add(name)
         cluster.form("abc")
         self.setting = setting
         trainers = {peer_id(name) for name in setting.trainers}
@@ -82,6 +90,12 @@ class Search:
         facts = frozenset({("view", view.lineage, view.number, view)})
         self.start = Point(nodes, (), facts, setting.crashes, bool(setting.silent), cluster.now_s)
         self.moves = Moves(trainers, self.goal)
+        if setting.restarts:
+            homes = tuple((host.peer, _home_of(host)) for host in cluster.living())
+            restarts = frozenset(map(peer_id, setting.restarts))
+            self.start = replace(self.start, homes=homes, restarts=restarts)
+            self.moves.first_event = cluster.first_event
+            self.moves.digests = dict(cluster.host("a").digests)
 
     # ------------------------------------------------------------ the search
 
@@ -117,6 +131,8 @@ class Search:
         return found
 
     def _is_end(self, point: Point) -> bool:
+        if point.down:
+            return False
         if len(point.nodes) == 1 and point.waited:
             return True
         members = [node for _, node in point.nodes if node.view is not None]
@@ -124,7 +140,16 @@ class Search:
 
     def _steps(self, point: Point) -> Iterator[tuple[Any, ...]]:
         enabled = list(self._enabled(point))
-        yield from enabled or [(self._pass_time,)]
+        if not enabled and point.nodes and not (point.down and point.waited):
+            yield (self._pass_time,)
+        yield from enabled
+        for peer in sorted(point.down):
+            home = dict(point.homes)[peer]
+            for lost in sorted({0, len(home.records) - home.synced}):
+                yield self.moves.restart, peer, lost
+        for peer in sorted(point.restarts & point.living.keys()):
+            for _, *how in self._crashes(point, peer):
+                yield self._go_down, *how
         if point.crashes and len(point.nodes) > 1:
             for peer, _ in point.nodes:
                 yield from self._crashes(point, peer)
@@ -194,6 +219,12 @@ class Search:
             waited=False,
         )
 
+    def _go_down(self, point: Point, victim: bytes, *how: Any) -> Point:
+        """A crash of one that will be back."""
+        after = self._crash(point, victim, *how)
+        down, restarts = point.down | {victim}, point.restarts - {victim}
+        return replace(after, crashes=point.crashes, down=down, restarts=restarts)
+
     def _fall_silent(self, point: Point, peer: bytes) -> Point:
         return replace(point, silent=peer, silent_s=point.now_s, silence_left=False, waited=False)
 
@@ -213,7 +244,7 @@ class Search:
             self.moves.waiting = False
 
     def _wait(self, point: Point) -> Point:
-        alone = len(point.nodes) == 1
+        alone = len(point.nodes) == 1 or bool(point.down)
         for _ in range(ALONE_TICKS if alone else QUIET_TICKS_MAX):
             deadlines = [node.next_deadline_s() for _, node in point.nodes]
             next_s = max(min(d for d in deadlines if d is not None), point.now_s + 1e-3)
@@ -225,6 +256,15 @@ class Search:
                 return point
         assert alone, f"nobody goes on: {describe(point)}"
         return point
+
+
+def _home_of(host: Host) -> Home:
+    """What a cluster's disk has, all of it synced."""
+    disk = host.disk
+    assert disk is not None
+    records = tuple(record for _, record in disk.records)
+    assert disk.position == len(records), "a compaction has renumbered them"
+    return Home(host.node.me, host.life, records, len(records))
 
 
 def search(setting: Setting) -> Found:

@@ -15,8 +15,11 @@ from harness.values import Mean
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.kept_chunks import Kept, parse_kept
+from atoll.peer.membership.timing import Timing
 from simulation.facts import Facts, check_commit, view_of, with_commit, with_view
+from simulation.homes import Home
 from simulation.snapshots import clone, machine_mark
 
 __all__ = ["Links", "Moves", "Point", "Way", "describe", "fingerprint", "packed"]
@@ -46,6 +49,9 @@ class Point:
     said: tuple[tuple[Way, object], ...] = ()  # last heartbeat per link
     silent: bytes = b""  # whose messages are late ...
     silent_s: float = 0.0  # ... and since when
+    homes: tuple[tuple[bytes, Home], ...] = ()  # where peers may be started again
+    down: frozenset[bytes] = frozenset()  # who will be ...
+    restarts: frozenset[bytes] = frozenset()  # ... and who may yet have to
     waited: bool = False  # the last event was time
     path: tuple[Any, ...] = ()  # how we got here, the last event first; no part of the state
 
@@ -59,6 +65,8 @@ class Moves:
         self.trainers = trainers
         self.goal = goal  # nobody submits for later rounds
         self.waiting = False  # time passes
+        self.first_event: ev.Event = ev.Tick()  # of a process that finds a home
+        self.digests: dict[int, bytes] = {}  # of the states at the beginning
         self._answers: dict[tuple[int, float, object], tuple[Any, list[Any]]] = {}
 
     # ------------------------------------------------------------ events
@@ -103,6 +111,42 @@ class Moves:
             return point
         return self.handle(point, peer, ev.Submitted(own.round, own.epoch, 1.0))
 
+    def restart(self, point: Point, peer: bytes, lost: int) -> Point:
+        """A process is back, with its home but for the last records, and has links to the living.
+
+        What it had reduced is there if it has said READY for it.
+        """
+        homes = dict(point.homes)
+        home = homes[peer] = homes[peer].after_cut(lost)
+        node = home.process(Timing())
+        places = {record.place for record in home.records if isinstance(record, ReadyRecord)}
+        mine = {(begin, p) for begin, p in point.joined if p == peer}
+        held = {(b, p) for b, p in point.held if p != peer or _place(b) in places}
+        links = dict(point.links)
+        for other, _ in point.nodes:
+            links[peer, other] = (*links.get((peer, other), ()), ev.LinkUp(peer))
+        point = replace(
+            point,
+            nodes=tuple(sorted((*point.nodes, (peer, node)), key=lambda pair: pair[0])),
+            links=packed(links),
+            homes=tuple(homes.items()),
+            down=point.down - {peer},
+            held=frozenset(held),
+            over=point.over | (mine - held),
+            fetches=frozenset(each for each in point.fetches if each[1] != peer),
+            waited=False,
+        )
+        round_number, chain = home.found.state
+        digest = self.digests.get(round_number, chain)
+        point = self.handle(point, peer, self.first_event)
+        point = self.handle(point, peer, ev.Applied(round_number, digest))
+        if peer in self.trainers:
+            point = self.handle(point, peer, ev.Attached())
+        for other in point.living:
+            if other != peer:
+                point = self.handle(point, peer, ev.LinkUp(other))
+        return self.submit(point, peer)
+
     # ------------------------------------------------------------ a machine takes an event
 
     def handle(self, point: Point, peer: bytes, event: Any) -> Point:
@@ -130,6 +174,8 @@ class Moves:
     def _carry(self, point: Point, peer: bytes, effect: object) -> Point:
         if isinstance(effect, ev.Send):
             return self._send(point, peer, effect)
+        if isinstance(effect, ev.Persist):
+            return self._persist(point, peer, effect)
         if isinstance(effect, ev.Reduce):
             return replace(point, joined=point.joined | {(effect.begin, peer)})
         if isinstance(effect, ev.Abort):
@@ -157,6 +203,13 @@ class Moves:
             proof = point.living[peer].proof
             return replace(point, facts=with_view(point.facts, effect.view, proof))
         return point
+
+    def _persist(self, point: Point, peer: bytes, effect: ev.Persist) -> Point:
+        """Write a record; what is to be synced is."""
+        homes = dict(point.homes)
+        homes[peer] = homes[peer].written(effect.record, synced=effect.synced)
+        point = replace(point, homes=tuple(homes.items()))
+        return self.handle(point, peer, ev.Durable(effect.position)) if effect.synced else point
 
     def _abort(self, point: Point, peer: bytes, effect: ev.Abort) -> Point:
         """The shell says nothing more about this attempt, and sends nothing more of it: without
@@ -231,8 +284,12 @@ def describe(point: Point) -> str:
 def _changes(beat: object) -> object:
     """What a heartbeat says, but for durations."""
     if isinstance(beat, ms.CoordinatorBeat):
-        return replace(beat, waiting=(), waiting_s=0.0)
-    return beat
+        return replace(beat, waiting=(), waiting_s=0.0, remembered=())
+    return replace(beat, position=0) if isinstance(beat, ms.Heartbeat) else beat
+
+
+def _place(begin: ms.Begin) -> tuple[bytes, int, int, int]:
+    return begin.lineage, begin.view, begin.round, begin.attempt
 
 
 def packed(links: dict[Way, tuple[object, ...]]) -> Links:
@@ -245,4 +302,7 @@ def fingerprint(point: Point) -> int:
     late_s = min(round(point.now_s - point.silent_s, 3), LATE_MAX_S) if point.silent else 0.0
     faults = (point.crashes, point.silence_left, point.silent, late_s)
     reductions = (point.joined, point.held, point.over, point.fetches)
-    return hash((machines, point.links, point.said, point.facts, faults, reductions, point.waited))
+    homes = tuple((peer, home.mark, home.synced, home.life) for peer, home in point.homes)
+    gone = (homes, point.down, point.restarts)
+    state = (machines, point.links, point.said, point.facts, faults, reductions, gone)
+    return hash((state, point.waited))

@@ -29,8 +29,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "commit with one copy",
         "attempt",
-        "< min(2, len(able)):",
-        "< 1:",
+        "len(on_disk) < min(2, len(able))\n",
+        "len(on_disk) < 1\n",
         test="simulation/test_directed.py::test_a_round_is_not_committed_with_one_copy",
     ),
     Mutant(

@@ -100,8 +100,8 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "compaction drops a round that no checkpoint has",
         "durable_records",
-        "if number > since and ledger.committed.get(number) == after",
-        "if number > since + 1 and ledger.committed.get(number) == after",
+        "if since < number <= until and ledger.committed.get(number) == after",
+        "if since + 1 < number <= until and ledger.committed.get(number) == after",
         test=RECORDS + "compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has",
     ),
     Mutant(
@@ -245,6 +245,13 @@ DURABLE: tuple[Mutant, ...] = (
         "        return len(self.kept.intersection(voted)) >= min(2, len(can))\n",
         "        return len(voted) >= min(2, len(can))\n",
         test=UNIT + "attempt.py::test_who_keeps_votes_only_is_no_copy",
+    ),
+    Mutant(
+        "anybody says how long a ledger was",
+        "amnesia",
+        "        if is_news and self._genuine(told):\n",
+        "        if is_news:\n",
+        test=TEST + "nobody_loses_its_vote_by_what_others_claim_to_remember",
     ),
     Mutant(
         "a READY without its result halts the run",

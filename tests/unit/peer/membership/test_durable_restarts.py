@@ -10,6 +10,7 @@ from itertools import combinations
 import pytest
 from harness.cluster import LINEAGE, Cluster, peer_id
 from harness.grids import rest_is_slow
+from simulation.seal import Seal
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
@@ -27,6 +28,7 @@ from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.outbox import Outbox
+from atoll.peer.membership.signing import Signatures
 from atoll.peer.membership.view import Ballot, Member, Rules, View, chain_after
 from atoll.peer.rounds.entries import REDUCE
 
@@ -160,6 +162,25 @@ def test_who_comes_back_with_an_older_home_is_no_voter() -> None:
     cluster.until(lambda: cluster.host("c").node.me.inc == 2, limit_s=5.0)
     assert cluster.until_round("abc") < 5.0
     assert "amnesia" in cluster.host("c").notes
+
+
+def test_nobody_loses_its_vote_by_what_others_claim_to_remember() -> None:
+    members = tuple(Member(peer_id(name), 1) for name in "abc")
+    view, me = View(LINEAGE, 1, members, members[0].peer, 3, b"3" * 32), members[2]
+    ledger = [IncarnationRecord(1), ViewRecord(view), CommitRecord(3, b"3" * 32)]
+    node = Node(me, life=2, signer=Seal(me.peer), recovered=recovered(ledger, 3))
+    node.handle(ev.Tick(), 0.5)
+
+    def tell(told: ms.Remembered) -> None:
+        beat = ms.CoordinatorBeat(LINEAGE, 1, 3, b"3" * 32, remembered=(told,))
+        node.handle(ev.Received(members[0].peer, beat), node.now_s + 0.1)
+
+    claimed = ms.Remembered(me.peer, 1, 1, 99)
+    tell(claimed)
+    tell(Signatures(members[0].peer, Seal(members[0].peer), print).signed_position(claimed))
+    assert node.view == view
+    tell(Signatures(me.peer, Seal(me.peer), print).signed_position(claimed))
+    assert node.view is None
 
 
 def test_who_cannot_write_comes_back_as_somebody_new() -> None:
