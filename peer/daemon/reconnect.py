@@ -108,6 +108,7 @@ class Reconnector:
         self._answered: dict[str, bytes] = {}  # address -> who was there last
         self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
         self._silent_since_s = float("inf")  # since when a link is silent
+        self._probes: dict[bytes, asyncio.Task[str]] = {}  # that are under way
 
     def reach_any(
         self, addresses: Sequence[str], fingerprint: bytes | None
@@ -267,15 +268,27 @@ class Reconnector:
 
         "refused" proves a death only for an address that has accepted us before, by our own dial,
         and of a peer that is not outbound: a router that has forgotten a mapping refuses too, in
-        the name of a peer that lives.
+        the name of a peer that lives. While there is a link there is nothing to find out: its end
+        is reported. One probe of a peer is under way at a time, whoever asks: on a starved machine
+        everybody asks for everybody, and the probes would take what processor there is.
         """
+        if peer in self._host.link_peers():
+            return "up"
+        under_way = self._probes.get(peer)
+        if under_way is None:
+            under_way = asyncio.get_running_loop().create_task(self._probe(peer, address))
+            self._probes[peer] = under_way
+            under_way.add_done_callback(lambda _: self._probes.pop(peer, None))
+        return await asyncio.shield(under_way)
+
+    async def _probe(self, peer: bytes, address: str) -> str:
         address = self._reach.address_of(peer, address)
         reached = peer in self._streams.reached and peer not in self._reach
         timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
         answer: str = "silent"
         for attempt in range(PROBE_TRIES if address else 0):
-            answer = await self._host.probe(peer, address, timeout_s)
-            if answer != "silent" or peer in self._host.link_peers():
+            answer = await self._host.probe(address, timeout_s)
+            if answer != "up" or peer in self._host.link_peers():
                 break
             # A process that is being killed closes its links before its listening port.
             await asyncio.sleep(PROBE_PAUSE_S * 2**attempt)

@@ -191,6 +191,7 @@ class Coordinator:
             held=rounds.held,
             left_out=rounds.left_out,
             lag_s=lag_s,
+            lacks_quorum=not self.hears_quorum(now_s),
         )
 
     def hears_quorum(self, now_s: float) -> bool:

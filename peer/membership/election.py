@@ -5,9 +5,11 @@ address, which accepted us before, refuses the connection. Members do so in rank
 apart, so that one candidate usually suffices. The *pre-vote* rule protects a coordinator that works
 from a candidate that cannot hear it: a voter that heard the coordinator within half the failure
 time ignores PREPARE, but probes the coordinator, so that a real death is seen at the next
-repetition. A coordinator that hears a quorum ignores PREPARE too; if some of its voters are frozen
-by such an attempt, it outbids the candidate, which frees them with the next view. A process that
-was stopped itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
+repetition. It protects none that hears too few voters to commit anything, as it says in its beats:
+behind a bridge partition a majority may hear each other while one of them hears the coordinator
+as well. A coordinator that hears a quorum ignores PREPARE; if some of its voters are frozen by such
+an attempt, it outbids the candidate, which frees them with the next view. A process that was
+stopped itself (SIGSTOP, a suspended host) counts nobody as silent for that time.
 
 An election throws nobody out that lives. Voters that answer late stay in the next view, and so does
 the lost coordinator: who is really gone is voted out from there, as lazily as always. Left out are
@@ -98,6 +100,7 @@ class Election(Electorate):
         self._yielded_to = b""
         self._patient_until_s = 0.0
         self.resigned = False  # the coordinator was started again, and coordinates no more
+        self._lacks_quorum = False  # it lives, and hears too few of us
         self._refused: Ballot | None = None
 
     def _signed(self, message: Promise | Accepted) -> Any:
@@ -121,6 +124,10 @@ class Election(Electorate):
     def coordinator_resigned(self) -> None:
         """Look for another coordinator: this one was started again and says so."""
         self.resigned = True
+
+    def coordinator_says(self, *, lacks_quorum: bool) -> None:
+        """Note whether the coordinator hears enough voters: else it is no reason to elect none."""
+        self._lacks_quorum = lacks_quorum
 
     @property
     def busy(self) -> bool:
@@ -202,6 +209,7 @@ class Election(Electorate):
         gone = (
             self.view.coordinator in here.refused
             or self.resigned
+            or self._lacks_quorum
             or self.candidate is not None
             or self._bootstrap is not None
         )

@@ -365,6 +365,7 @@ class CoordinatorBeat(InView):
     left_out: Annotated[str, Within(0, HALTED_CHARS_MAX)] = ""  # who takes no part, and why
     remembered: Annotated[tuple[Remembered, ...], Within(0, MEMBERS_MAX)] = ()
     lag_s: float = 0.0  # as of Heartbeat
+    lacks_quorum: bool = False  # too few voters are heard for anything to be committed
 
 
 @message(wire="Offer")

@@ -736,6 +736,8 @@ class Node:
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
         self._here.machines.says_lag(source, beat.lag_s)
         self.heartbeats.heard(beat)
+        if self.election is not None:
+            self.election.coordinator_says(lacks_quorum=beat.lacks_quorum)
         self._check_memory(beat.remembered)
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost

@@ -238,18 +238,16 @@ class ConnectionManager:
             raise refusal_error(answer, address)
         return channel.take()
 
-    async def probe(
-        self, peer_id: bytes, address: str, timeout_s: float
-    ) -> Literal["up", "refused", "silent"]:
-        """Find out whether ``peer_id``'s daemon is alive.
+    async def probe(self, address: str, timeout_s: float) -> Literal["up", "refused", "silent"]:
+        """Find out whether anybody listens there, by TCP alone.
 
-        "up" means that it proved its identity just now: TCP and TLS, two round trips. "refused":
-        its machine answers, nobody listens. "silent": anything else.
+        "refused": the machine answers, nobody listens. "silent": anything else. Who is there does
+        not matter, and a handshake would cost a processor's time, which a slow peer lacks.
         """
         try:
             attempt = self.attempt(address)
             async with attempt.limited(timeout_s):
-                await self.prove(attempt, peer_id)
+                await attempt.knock()
         except ConnectError as error:
             return "refused" if isinstance(error.__cause__, ConnectionRefusedError) else "silent"
         return "up"

@@ -146,6 +146,11 @@ class Dial:
         # In tenths: a failure that comes again has the same words, and is said once.
         return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
 
+    async def knock(self) -> None:
+        """Connect and hang up: somebody listens there."""
+        sock, _ = await self._connect()
+        sock.close()
+
     async def _connect(self) -> tuple[socket.socket, float]:
         """Return a connected socket and one round trip, in seconds; try the addresses in turn."""
         loop = asyncio.get_running_loop()

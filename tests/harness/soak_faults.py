@@ -102,7 +102,7 @@ def terminate(stage: Stage, name: str) -> Undo:
 
     def undo() -> None:
         daemon.kill(signal.SIGCONT)  # it may be among those that are paused just now
-        assert daemon.ends(30) == 0, f"{name} did not leave cleanly"
+        assert daemon.ends() == 0, f"{name} did not leave cleanly"
         stage.start_again(name)
 
     return undo
@@ -129,7 +129,7 @@ def take_port(stage: Stage, name: str) -> Undo:
 
     def undo() -> None:
         refused.kill(signal.SIGCONT)  # it may be among those that are paused just now
-        assert refused.ends(30) == 2, f"{name} did not refuse a port that is in use"
+        assert refused.ends() == 2, f"{name} did not refuse a port that is in use"
         squatter.close()
         end()
 

@@ -499,6 +499,34 @@ MUTANTS: tuple[Mutant, ...] = (
         "        if False:\n            return Report(",
         seed=2025,
     ),
+    Mutant(
+        "a coordinator without a quorum keeps its voters",
+        "election",
+        "            or self._lacks_quorum\n",
+        "",
+        test=UNIT + "node_deaths.py::test_a_coordinator_without_a_quorum_does_not_keep_its_voters",
+    ),
+    Mutant(
+        "paths that carry nothing are used",
+        "coordinator",
+        "not cleanup.is_stall or begin.kind not in (STEP, REDUCE)",
+        "True",
+        test=UNIT + "link_graph.py::test_a_bridge_that_coordinates_loses_nobody",
+    ),
+    Mutant(
+        "all are apart where all are slow",
+        "link_graph",
+        "return pairs if {*able} - at_an_end else set()",
+        "return pairs",
+        test=UNIT + "link_graph.py::test_paths_are_broken_where_both_ends_wait_for_each_other",
+    ),
+    Mutant(
+        "who waits for the late is late",
+        "attempt",
+        "cover(unexplained(self._missing))",
+        "cover(self._missing)",
+        test=UNIT + "attempt_cleanup.py::test_who_waits_for_those_who_wait_goes_on",
+    ),
 )
 
 # Those that few seeds find: the suite plants them every time.

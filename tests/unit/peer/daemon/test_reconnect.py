@@ -142,7 +142,7 @@ def test_a_refusal_proves_a_death_only_of_who_was_dialled_before_and_is_not_outb
 ) -> None:
     """The router of an outbound peer refuses in its name once it has forgotten a connection."""
 
-    async def refused(peer: bytes, address: str, timeout_s: float) -> str:
+    async def refused(address: str, timeout_s: float) -> str:
         return "refused"
 
     host = SimpleNamespace(probe=refused, srtt_s=lambda peer: 0.0, link_peers=tuple)
@@ -154,6 +154,32 @@ def test_a_refusal_proves_a_death_only_of_who_was_dialled_before_and_is_not_outb
         cast(Any, None),
     )
     assert asyncio.run(keeper.probe(b"p", "h:1")) == answer
+
+
+def test_who_has_a_link_is_not_probed_and_others_by_one_at_a_time() -> None:
+    knocks: list[str] = []
+    linked = [b"q"]
+
+    async def silent(address: str, timeout_s: float) -> str:
+        knocks.append(address)
+        await turns()
+        return "silent"
+
+    host = SimpleNamespace(probe=silent, srtt_s=lambda peer: 0.0, link_peers=lambda: tuple(linked))
+    streams = SimpleNamespace(reached=set(), forget=lambda peer: None)
+    keeper = Reconnector(
+        cast(ConnectionManager, host), cast(Streams, streams), Outbound(), cast(Any, None)
+    )
+
+    async def ask() -> None:
+        assert await keeper.probe(b"q", "h:2") == "up"
+        found = await asyncio.gather(*(keeper.probe(b"p", "h:1") for _ in range(5)))
+        assert found == ["silent"] * 5
+        assert knocks == ["h:1"]
+        assert await keeper.probe(b"p", "h:1") == "silent"
+        assert knocks == ["h:1"] * 2
+
+    asyncio.run(ask())
 
 
 # ---------------------------------------------------------------- the daemon

@@ -175,3 +175,15 @@ def test_more_than_fit_are_not_packed_and_a_longer_list_is_refused() -> None:
     assert len(parse_kept(packed, 4, 5)) == KEPT_MAX
     with pytest.raises(ValueError, match="not a list"):
         parse_kept(packed + packed[:43], 4, 5)
+
+
+def test_who_waits_for_those_who_wait_goes_on() -> None:
+    """C and D exchange nothing with each other; A and B lack what these own."""
+    over = Over(A, B, C, D)
+    over.says(A, missing=(C, D))
+    over.says(B, missing=(C, D))
+    over.says(C, missing=(D,))
+    over.says(D, missing=(C,))
+    going = over.closing.participants(EVERYONE, excluding=True)
+    assert len(going) == 3
+    assert {A, B} <= {*going}

@@ -338,3 +338,14 @@ def test_a_base_that_nobody_alive_holds_halts_the_run_and_is_announced_once() ->
     cluster.run(20.0)
     assert cluster.committed == before
     assert 1 <= len(cluster.noted("base-lost")) <= 2  # by each candidate that is left
+
+
+def test_a_coordinator_without_a_quorum_does_not_keep_its_voters() -> None:
+    """b is dead; e hears a, which coordinates and hears nobody else, and all who are left."""
+    cluster = Cluster("abcde")
+    cluster.form("abcde")
+    cluster.cut |= {frozenset((peer_id("a"), peer_id(name))) for name in "cd"}
+    cluster.kill("b")
+    cluster.until_round("cde", 3, limit_s=4 * FAILURE_S)
+    cluster.heal()
+    cluster.until_round("acde", 2)

@@ -104,7 +104,7 @@ def test_a_member_may_advertise_an_address_that_nobody_can_dial(net: Net, addres
         assert a.ups[1] == (c.id, address, 1)
         c.host.drop(a.id, "a network that failed")
         await a.until(lambda: a.downs)
-        assert await a.host.probe(c.id, address, 1.0) == "silent"
+        assert await a.host.probe(address, 1.0) == "silent"
         with pytest.raises(ConnectError):
             await a.host.dial(address, expect_peer=c.id)
         with pytest.raises(ConnectError):
