@@ -468,20 +468,9 @@ class Election(Electorate):
                 if peer not in heard:
                     here.probe(peer)
 
-    def lost_quorum(self, *, others_reach_one: bool) -> Trigger | None:
-        """Remember, as coordinator, since when too few voters are heard.
-
-        Campaign if it may help, or if it makes room for one of the ``others_reach_one``: members
-        that hear this peer stand by it as long as it coordinates.
-        """
-        here = self._here
-        self._lost(here.now_s)
-        since_s = self._without_since_s
-        waited = since_s is not None and here.now_s - since_s >= here.timing.cut_off_s
-        if others_reach_one and waited and self.is_hopeless():
-            text = "this peer has links to too few voters to coordinate: it makes room for another"
-            here.emit(Note("hand-over", text))
-            return self.campaign()
+    def lost_quorum(self) -> Trigger | None:
+        """Remember, as coordinator, since when too few are heard; campaign if it may help."""
+        self._lost(self._here.now_s)
         return self.campaign() if self.may_fork() else None
 
     def has_quorum(self) -> None:

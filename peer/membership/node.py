@@ -256,8 +256,7 @@ class Node:
         lead.step(here.now_s)
         alive = lead.roster.alive(here.now_s)
         if not lead.hears_quorum(here.now_s):
-            reach = lead.succession.others_reach_quorum(alive)
-            self._follow(election.lost_quorum(others_reach_one=reach))
+            self._follow(election.lost_quorum())
             if self.coordinator is not None:
                 election.probe_missing(alive)
             return

@@ -24,7 +24,7 @@ from atoll.peer.membership.admission import Admission
 from atoll.peer.membership.events import Effect, Note
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
-from atoll.peer.membership.view import View, is_quorum, short
+from atoll.peer.membership.view import View, short
 
 
 class Succession:
@@ -100,12 +100,6 @@ class Succession:
             return set()
         reached = (mine - self._lacking(peer) for peer in self._better(alive))
         return set().union(*reached) - {*alive} - self._roster.gone
-
-    def others_reach_quorum(self, alive: Collection[bytes]) -> bool:
-        """Return whether a living member says that it has links to a quorum."""
-        peers = {*self._view.peers}
-        others = (p for p in alive if p != self._me and p in self._roster.heartbeats)
-        return any(is_quorum(self._view, peers - self._lacking(peer)) for peer in others)
 
     def _better(self, alive: Collection[bytes]) -> list[bytes]:
         """Return the living members that reach more than this peer, in the order of the view."""

@@ -47,6 +47,7 @@ class Statements:
         self._ready: dict[Attempt, dict[tuple[bytes, int], bytes]] = {}  # who (life) -> root
         self._committed: set[Attempt] = set()
         self._begun: set[Attempt] = set()
+        self._let: set[View] = set()  # proposals that were looked at
         self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
         self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
         self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
@@ -82,7 +83,8 @@ class Statements:
             self._is_ready(host, message)
         elif kind is ms.Begin:
             self._begins_well(host, message)
-        elif kind is ms.Accept and message.ballot.number == 0:
+        elif kind is ms.Accept and message.ballot.number == 0 and message.proposal not in self._let:
+            self._let.add(message.proposal)  # repeated, it may have heard later beats
             self._lets_in(host, message.proposal)
         elif kind is ms.Commit:
             self._is_backed(host, message, effects)

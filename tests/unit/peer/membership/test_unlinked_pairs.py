@@ -270,7 +270,7 @@ def test_who_has_links_to_too_few_asks_nobody() -> None:
 
 
 def test_a_coordinator_that_loses_its_quorum_makes_room_for_one_that_has_one() -> None:
-    """b hears c alone, and c hears all: it would stand by b for ever, and not vote for a."""
+    """b hears c alone, and says so; c hears all, and does not stand by b."""
     cluster = running("abcd", "", "ad")
     assert lead_of(cluster) == "b", "it took over to let d in"
     cluster.run(5.0)
@@ -280,7 +280,6 @@ def test_a_coordinator_that_loses_its_quorum_makes_room_for_one_that_has_one() -
         cluster.give(other, ev.LinkDown(peer_id("b"), "reset"))
     cluster.until(lambda: lead_of(cluster) in ("a", "c", "d"), 30.0)
     cluster.until_round("ac", 3)
-    assert "hand-over" in cluster.host("b").notes
     cluster.until_round("acd", 3)
     assert cluster.host("d").node.me.inc == 1, "a has no link to it, but c had: it stayed"
 
