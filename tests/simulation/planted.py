@@ -474,9 +474,9 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unsynced peer says READY",
         "member",
-        "if held is None or held.begin is None or self.unsynced:",
-        "if held is None or held.begin is None:",
-        seed=518,
+        "if held is None or self.unsynced or not held.is_here:",
+        "if held is None or not held.is_here:",
+        seed=663,
     ),
     Mutant(
         "an old incarnation is heard",

@@ -51,8 +51,8 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "READY in a beat before it is durable",
         "heartbeats",
-        "pending=own.pending",
-        "pending=False",
+        "            own.pending,\n",
+        "            False,\n",
         test=TEST + "a_vote_counts_once_it_is_on_the_disk",
     ),
     Mutant(
