@@ -13,7 +13,8 @@ at the right moment. Here each word is compared with what is known about who say
 - results and states differ only where a memory has failed, and then only a minority is left out;
 - a coordinator goes by beats of those lives that its view names, of none that is over, and counts
   only what was said by who was synced;
-- who comes into a view has the state of its base, or of the round before.
+- who comes into a view has the state of its base, or of the round before;
+- who is started again with all that was committed fetches nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,11 @@ class Statements:
         self._history = history
         self._ready: dict[Attempt, dict[tuple[bytes, int], bytes]] = {}  # who (life) -> root
         self._committed: set[Attempt] = set()
-        self._begun: set[Attempt] = set()
+        self._begun: dict[Attempt, int] = {}  # with how often it had stalled
+        self._last: dict[tuple[bytes, int, int], ms.Begin] = {}  # of each round in a view
+        self._proposed: set[View] = set()
+        self._positions: dict[tuple[bytes, int], set[tuple[int, bytes]]] = {}  # that it has told
+        self._misses: dict[tuple[Host, bytes], tuple[bytes, ...]] = {}  # the last of an attempt
         self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
         self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
         self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
@@ -59,6 +64,8 @@ class Statements:
                 self._goes_by_lives(host, event.source)
             if type(event.message) in (ms.Heartbeat, ms.Ready):
                 self._counts_what_was_said(host, event.source)
+            if type(event.message) is ms.Miss:
+                self._counts_misses(host, event.source, event.message)
         last: object = None
         for effect in effects:
             kind = type(effect)
@@ -67,6 +74,8 @@ class Statements:
                 if message is not last:  # the same one to many
                     last = message
                     self._says(host, message, effects)
+            elif kind is ev.Note and effect.kind == "recovered":
+                self._fetches_what_it_lacks(host, effects)
             elif kind is ev.Note and effect.kind == "retry" and "results differ" in effect.text:
                 assert self.bad_memory, f"invariant 3: {host.name} has two results: {effect.text}"
                 self._leaves_out_few(host)
@@ -74,12 +83,19 @@ class Statements:
     def _says(self, host: Host, message: object, effects: Sequence[ev.Effect]) -> None:
         kind = type(message)
         if kind is ms.Heartbeat:
+            told = self._positions.setdefault((host.peer, message.inc), set())
+            told.add((message.round, message.chain))
             for run in message.runs if not message.unsynced else ():
                 if run.root:
                     self._note_ready(host, (message.lineage, message.view), run)
         elif kind is ms.Ready:
             self._note_ready(host, (message.lineage, message.view), message)
             self._is_ready(host, message)
+        elif kind is ms.Miss:
+            begin = host.node.follower.begins.get(message.round)
+            of = (message.round, message.attempt)
+            is_now = begin is not None and (begin.round, begin.attempt) == of
+            assert is_now, f"I5: {host.name} misses peers in attempt {of}, which is over"
         elif kind is ms.Begin:
             self._begins_well(host, message)
         elif kind is ms.Accept and message.ballot.number == 0:
@@ -90,6 +106,14 @@ class Statements:
             self._reports_history(host, message)
         elif kind is ms.Resync:
             assert self.bad_memory, f"invariant 3: {host.name} doubts states, which are all right"
+
+    def _fetches_what_it_lacks(self, host: Host, effects: Sequence[ev.Effect]) -> None:
+        own = host.node.follower
+        for goal in (effect.goal for effect in effects if type(effect) is ev.StartSync):
+            has = (own.round, own.chain) == (goal.round, goal.chain)
+            assert not has, (
+                f"I5: {host.name} is back and fetches round {goal.round}, which it holds"
+            )
 
     def _note_ready(self, host: Host, place: tuple[bytes, int], said: ms.Ready | ms.Run) -> None:
         who = host.peer, host.node.me.inc
@@ -117,10 +141,18 @@ class Statements:
         )
         if attempt in self._begun or lead is None:
             return
-        self._begun.add(attempt)
+        place = attempt[:3]
+        budget, last = lead._budgets.get(begin.round), self._last.get(place)
+        stalls = budget.stalls if budget is not None else 0
+        self._begun[attempt] = stalls
+        self._last[place] = begin
         dead = {*begin.participants} - lead.roster.alive(host.node.now_s)
         what = f"{host.name} begins {begin.round}.{begin.attempt}"
         assert not dead, f"I2: {what} with {len(dead)} that it takes for dead"
+        if last is not None and stalls == 1 and lead.roster.links.is_complete:
+            first = self._begun[(*place, last.attempt)] == 0
+            out = {*last.participants} & lead.roster.alive(host.node.now_s) - {*begin.participants}
+            assert not (first and out), f"I2: {what} without {len(out)} after one stall"
         if begin.kind == INIT and begin.layout is not None:
             own = [share for share, x in zip(begin.layout.shares, begin.weights, strict=True) if x]
             alone = sum(map(bool, begin.layout.shares)) == 1
@@ -129,16 +161,16 @@ class Statements:
     def _lets_in(self, host: Host, proposal: View) -> None:
         """Those who are new have said that they have the state, or had it a moment ago."""
         lead = host.node.coordinator
-        if lead is None:
+        if lead is None or proposal in self._proposed:  # it is repeated
             return
+        self._proposed.add(proposal)
         own = host.node.follower
         near = ((own.round, own.chain), own.previous)
         for member in proposal.members:
-            joiner = lead.admission.joiners.get(member.peer)
-            if lead.view.member(member.peer) is None and member.role == REPLICA and joiner:
-                beat = joiner.beat
-                ready = beat is not None and (beat.round, beat.chain) in near
-                assert ready, f"I2: {host.name} lets in one that is at round {beat and beat.round}"
+            if lead.view.member(member.peer) is None and member.role == REPLICA:
+                said = self._positions.get((member.peer, member.inc), set())
+                what = f"I2: {host.name} lets in one that is at round {max(said, default=(0,))[0]}"
+                assert not said.isdisjoint(near), what
 
     def _is_backed(self, host: Host, commit: ms.Commit, effects: Sequence[ev.Effect]) -> None:
         attempt = commit.lineage, commit.view, commit.round, commit.attempt
@@ -178,6 +210,23 @@ class Statements:
             if counted is not None and member is not None:
                 what = f"I5: {host.name} counts a READY for {number}.{attempt.begin.attempt}"
                 assert said.get((source, member.inc)) == counted, f"{what} that was not said"
+
+    def _counts_misses(self, host: Host, source: bytes, miss: ms.Miss) -> None:
+        """What a participant misses is counted for its attempt, and for no other."""
+        lead = host.node.coordinator
+        attempt = lead.attempts.get(miss.round) if lead is not None else None
+        if lead is None or attempt is None:
+            return
+        if (miss.lineage, miss.view) != (lead.view.lineage, lead.view.number):
+            return
+        participants = attempt.begin.participants
+        named = {*miss.peers} & {*participants} - attempt.links.unlinked(source, participants)
+        if miss.attempt != attempt.begin.attempt:
+            wrong = attempt.misses.get(source) == miss.peers != self._misses.get((host, source))
+            assert not wrong, f"I5: {host.name} counts what is missing in attempt {miss.attempt}"
+        elif named and source in participants:
+            self._misses[host, source] = miss.peers
+            assert source in attempt.misses, f"I5: {host.name} does not hear what {source!r} misses"
 
     def _leaves_out_few(self, host: Host) -> None:
         """After results that differ, nobody who lives is left out unless most have another one."""

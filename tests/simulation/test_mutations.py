@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FunctionType
 
 from atoll.peer.net.wire import registered
-from simulation import guards, mutations
+from simulation import guards, mutations, survivors
 from simulation.altered import MODULES, source_of
 from simulation.losses import KINDS
 
@@ -60,6 +60,12 @@ def test_losses_wait_for_messages_that_there_are() -> None:
     kinds = {each.split()[0] for each in KINDS} - {"Retry"}
     assert kinds <= registered().keys()
     assert {each.split()[1] for each in KINDS} == {"lose", "late", "cut"}
+
+
+def test_what_changes_nothing_can_still_be_drawn() -> None:
+    """Else the source has changed, and the reason may not hold any more."""
+    everything = {each.words for each in mutations.draw(0, 1_000_000)}
+    assert survivors.EQUIVALENT.keys() <= everything
 
 
 def test_what_is_drawn_can_be_shown() -> None:

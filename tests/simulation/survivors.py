@@ -1,0 +1,35 @@
+"""Mutations that change nothing that anybody could see, each with the reason.
+
+By their words (``Mutation.words``), so that they are found again when lines move. A survivor of
+``make mutate`` that is not here is a hole in the simulator: an invariant or a scenario is missing.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EQUIVALENT"]
+
+EQUIVALENT = {
+    "messages dropped part: self.lives and len(self.lives) != len(self.participants)"
+    " -> len(self.lives) != len(self.participants)": (
+        "a coordinator always names lives; a BEGIN without any is made by unit tests only"
+    ),
+    "member dropped part: not begin.lives or begin.lives[begin.participants.index(self.me)]"
+    " == self.life -> begin.lives[begin.participants.index(self.me)] == self.life": (
+        "as above: there is no BEGIN without lives"
+    ),
+    "view swapped arguments: new_lineage(view.lineage, mark) -> new_lineage(mark, view.lineage)": (
+        "an identity is a hash of both; in any order it is as unique, and nobody computes it twice"
+    ),
+    "roster dropped condition: if self.view.member(peer) is not None -> True": (
+        "a set of the refused is only looked up for members; the condition keeps the set small"
+    ),
+    "election comparison: here.now_s - restarted_s < timing.fork_restarted_s"
+    " -> here.now_s - restarted_s <= timing.fork_restarted_s": (
+        "differs in one moment of a clock of floats, 25 ms before the next look"
+    ),
+    "node dropped part: beat.resigned and self._is_coordinator(source) and (self.election is not"
+    " None) -> self._is_coordinator(source) and self.election is not None": (
+        "a coordinator sends heartbeats when it has resigned only; one that has become a candidate"
+        " sends them to itself, and looks for no coordinator any more"
+    ),
+}
