@@ -476,7 +476,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "member",
         "if held is None or self.unsynced or not held.is_here:",
         "if held is None or not held.is_here:",
-        seed=518,
+        seed=663,
     ),
     Mutant(
         "an old incarnation is heard",
