@@ -14,7 +14,14 @@ from pathlib import Path
 
 from atoll.peer.checkpoint.schedule import Checkpointer, checkpoint_bytes
 from atoll.peer.daemon.options import DaemonOptions
-from atoll.peer.durable import OFF, ROUNDS
+from atoll.peer.durable import (
+    CHECKPOINT_FOLDER,
+    CHECKPOINTS_KEPT,
+    OFF,
+    ROUNDS,
+    ROUNDS_FOLDER,
+    ROUNDS_KEPT,
+)
 from atoll.peer.durable.disk import RealDisk, Room
 from atoll.peer.durable.ledger import DurableLedger, OpenedLedger, open_ledger
 from atoll.peer.durable.ledger_format import LedgerVerdict
@@ -24,12 +31,6 @@ from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.recovery import HomeContents, read_home
 from atoll.peer.rounds.state import ReplicatedState
-
-ROUNDS_FOLDER = "rounds"
-CHECKPOINT_FOLDER = "checkpoint"
-# Rounds for which a home is to have room: those since the older of two checkpoints, as often as
-# these are written unless --every says otherwise.
-ROUNDS_KEPT = 20
 
 
 @dataclass(slots=True)
@@ -91,7 +92,7 @@ def room_of(home: Home, checkpointer: Checkpointer | None, state: ReplicatedStat
     needs_bytes = ROUNDS_KEPT * state.result_bytes
     if checkpointer is not None and checkpointer.folder == home.path / CHECKPOINT_FOLDER:
         has_bytes += checkpointer.taken_bytes()
-        needs_bytes += 2 * checkpoint_bytes(state)
+        needs_bytes += CHECKPOINTS_KEPT * checkpoint_bytes(state)
     return Room(has_bytes, needs_bytes)
 
 

@@ -30,6 +30,9 @@ from atoll.peer.streams.manager import Streams
 
 REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
 REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
+# Members of the last view are dialled more often: after a power cut, in which only one of two can
+# dial, the run waits for it.
+REDIAL_MEMBER_MAX_S = 1.0
 ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
 FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addresses
 # Nothing of a link has been acknowledged for so long: it is dialled again. The kernel has then sent
@@ -104,7 +107,7 @@ class Reconnector:
         self._streams = streams
         self._reach = reach
         self._daemon = daemon
-        self._pauses: dict[str, tuple[float, float]] = {}  # address -> not before, delay
+        self._pauses: dict[str, tuple[float, float]] = {}  # address -> dialled when, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
         self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
         self._silent_since_s = float("inf")  # since when a link is silent
@@ -155,18 +158,21 @@ class Reconnector:
         with or to meet again, it keeps one to all of them.
         """
         while True:
-            view = node.view
+            view, last = node.view, node.known_view
             self._replace_silent()
             linked = self._host.link_peers()
             if view is not None:
                 for member in view.members:
                     if member.peer != self._host.peer_id and member.peer not in linked:
-                        self.dial(member.peer, member.address)
+                        most_s = REDIAL_MEMBER_MAX_S
+                        self.dial(member.peer, member.address, most_s=most_s)
                 if not linked and (refusal := self._refused_by_run(view)) is not None:
                     self._daemon.stop(refusal)
             if addresses.seeks() or (view is None and not linked):
+                members = {member.address for member in last.members} if last else set[str]()
                 for address in self.unanswered(addresses.contacts()):
-                    self.dial(None, address)
+                    most_s = REDIAL_MEMBER_MAX_S if address in members else REDIAL_MAX_S
+                    self.dial(None, address, most_s=most_s)
             await asyncio.sleep(REDIAL_S)
 
     def _replace_silent(self) -> None:
@@ -226,21 +232,28 @@ class Reconnector:
             return ""
         return f"{address} has another secret" if error.stage == SECRET else error.what
 
-    def dial(self, peer: bytes | None, address: str, *, anew: bool = False) -> None:
-        """Dial in the background, with a growing pause while nobody answers.
+    def dial(
+        self,
+        peer: bytes | None,
+        address: str,
+        *,
+        anew: bool = False,
+        most_s: float = REDIAL_MAX_S,
+    ) -> None:
+        """Dial in the background, with a pause while nobody answers that grows up to ``most_s``.
 
         ``anew``: also if there is a link to ``peer``, to replace it.
         """
         now_s = asyncio.get_running_loop().time()
         if peer is not None and not anew:
             address = self._reach.address_of(peer, address)
-        not_before_s, delay_s = self._pauses.get(address, (0.0, REDIAL_S / 2))
-        if not address or now_s < not_before_s:
+        last_s, delay_s = self._pauses.get(address, (float("-inf"), REDIAL_S / 2))
+        if not address or now_s < last_s + min(delay_s, most_s):
             return
         if len(self._pauses) >= ADDRESSES_MAX:
             self._pauses.clear()
         delay_s = min(2 * delay_s, REDIAL_MAX_S)
-        self._pauses[address] = (now_s + delay_s, delay_s)
+        self._pauses[address] = (now_s, delay_s)
         self._daemon.spawn(self._dial(peer, address, anew=anew))
 
     async def _dial(self, peer: bytes | None, address: str, *, anew: bool) -> None:

@@ -15,6 +15,7 @@ from atoll.peer.doctor.facts import (
     skipped,
     warn,
 )
+from atoll.peer.durable import CHECKPOINTS_KEPT, ROUNDS_KEPT
 from atoll.peer.net.address_kind import (
     CARRIER,
     LINK_LOCAL,
@@ -29,8 +30,9 @@ from atoll.peer.net.address_kind import (
 HOME_BYTES_MIN: Final = 1 << 20
 # Evidence against a peer is kept in the home, and one piece of it has up to 80 MiB.
 HOME_BYTES_GOOD: Final = 128 << 20
-# A daemon keeps its last two checkpoints, and writes the next one before it removes the older.
-CHECKPOINTS_KEPT: Final = 2
+# What the writing of a disk is reckoned by, beside its maker's rating: a round in half a minute.
+ROUND_S: Final = 30
+DAY_S: Final = 86400
 # It keeps 40 descriptors for itself and has a dozen open: below this nobody can connect.
 FILES_MIN: Final = 64
 # A link and up to 16 streams with each of 50 peers.
@@ -80,6 +82,32 @@ def home_room(facts: Facts) -> Diagnosis:
         fix = f"keep {size(HOME_BYTES_GOOD)} free: evidence against a peer is stored there"
         return warn(what, fix, free)
     return ok(what, free)
+
+
+def rounds_room(facts: Facts) -> Diagnosis:
+    """Tell whether rounds that survive a restart fit in the home, and what the disk writes a day.
+
+    R is taken as int8 has it: a byte for each parameter.
+    """
+    folder, needs = facts.machine.home, facts.needs
+    if needs is None:
+        return skipped("the size of the model is not known: --params N says it")
+    takes = CHECKPOINTS_KEPT * needs.checkpoint_bytes + ROUNDS_KEPT * needs.elements
+    round_bytes = needs.elements + needs.checkpoint_bytes * CHECKPOINTS_KEPT // ROUNDS_KEPT
+    day_bytes = round_bytes * DAY_S // ROUND_S
+    what = (
+        f"rounds that survive a restart take {size(takes)} in the home; a round every"
+        f" {ROUND_S} s writes {size(day_bytes)} a day"
+    )
+    value = {"takes_bytes": takes, "day_bytes": day_bytes}
+    free = folder.free_bytes + folder.taken_bytes
+    if free < takes:
+        fix = (
+            "make room, or choose a folder on another disk with --home: else the peer remembers"
+            " its votes only, and fetches the state from others after a restart"
+        )
+        return warn(f"{what}; {size(free)} are free", fix, value)
+    return ok(what, value)
 
 
 def checkpoint_room(facts: Facts) -> Diagnosis:

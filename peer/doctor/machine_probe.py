@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -18,6 +19,7 @@ from atoll.collectives.errors import ConfigError, HomeInUseError
 from atoll.collectives.native import KERNELS, NUMPY_REASON
 from atoll.collectives.version import VERSION
 from atoll.peer.doctor.facts import FolderFacts, GpuFacts, MachineFacts
+from atoll.peer.durable import CHECKPOINT_FOLDER
 from atoll.peer.net.hello import PROTOCOL_MAX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.listener import check_port
@@ -57,7 +59,7 @@ def look_at_machine(
         python=platform.python_version(),
         kernels=KERNELS.level() if KERNELS is not None else "",
         numpy_reason=NUMPY_REASON,
-        home=look_at_home(home),
+        home=look_at_home(home, run),
         checkpoint=look_at_checkpoints(checkpoint, run) if checkpoint is not None else None,
         listen=f"{host}:{listen[1]}",
         port_problem=problem,
@@ -79,9 +81,10 @@ def look_at_machine(
 # ---------------------------------------------------------------- folders
 
 
-def look_at_home(path: Path) -> FolderFacts:
+def look_at_home(path: Path, run: str) -> FolderFacts:
     """Return the facts about a home, which is left as it is, or not there, as before."""
-    found = look_at_folder(path)
+    taken_bytes = _taken_bytes(path / CHECKPOINT_FOLDER, run)
+    found = replace(look_at_folder(path), taken_bytes=taken_bytes)
     if not (path / "identity.key").exists():
         return found
     try:
@@ -95,15 +98,18 @@ def look_at_home(path: Path) -> FolderFacts:
 
 def look_at_checkpoints(path: Path, run: str) -> FolderFacts:
     """Return the facts about a folder for checkpoints, and what those of ``run`` take."""
+    return replace(look_at_folder(path), taken_bytes=_taken_bytes(path, run))
+
+
+def _taken_bytes(path: Path, run: str) -> int:
+    """Return the bytes that the checkpoints of a run take in a folder."""
     from atoll.peer.checkpoint.reader import STATE_FILE, candidates
 
-    found, taken_bytes = look_at_folder(path), 0
+    taken_bytes = 0
     for checkpoint in candidates(path, run) if run and path.is_dir() else ():
-        try:
+        with contextlib.suppress(OSError):  # not whole
             taken_bytes += (checkpoint / STATE_FILE).stat().st_size
-        except OSError:
-            continue  # not whole
-    return replace(found, taken_bytes=taken_bytes)
+    return taken_bytes
 
 
 def look_at_folder(path: Path) -> FolderFacts:

@@ -20,6 +20,7 @@ CHECKS: Final = (
     DoctorCheck("kernels", MACHINE, machine.kernels),
     DoctorCheck("home", MACHINE, machine.home),
     DoctorCheck("home-room", MACHINE, machine.home_room),
+    DoctorCheck("rounds-room", MACHINE, machine.rounds_room),
     DoctorCheck("checkpoint-room", MACHINE, machine.checkpoint_room),
     DoctorCheck("listen", MACHINE, machine.listen),
     DoctorCheck("files", MACHINE, machine.files),

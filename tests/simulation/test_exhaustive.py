@@ -3,9 +3,10 @@
 What these searches cover: three peers in one view, links that keep their order, every delivery and
 every end of a reduction or fetch interleaved in every way, crashes at every state, with every
 beginning of what the victim had under way, down to the last survivor; a coordinator that is heard
-late; a hand-over under way. What they do not: lost messages on living links, restarts, joins, more
-than one chunk, and timeouts that fire while something else could still happen, but for those of one
-silence. A state counts once; 64-bit fingerprints are compared.
+late; a hand-over under way; each peer started again once, at any time after its crash, with what a
+power cut has left of its disk. What they do not: lost messages on living links, joins, more than
+one chunk, disks that take their time, and timeouts that fire while something else could still
+happen, but for those of one silence. A state counts once; 64-bit fingerprints are compared.
 
 Measured, complete: 2 rounds without a fault have 186 states, 1 round with 1 crash 2,400, 2 rounds
 with 2 crashes 33,900 (10 s of a busy core), 1 round with a late coordinator 40,000, 1 round with a
@@ -112,6 +113,23 @@ def test_two_rounds_of_two_of_three_with_two_crashes_are_complete() -> None:
 )
 def test_more_than_can_be_completed_as_far_as_the_bound_goes(setting: Setting) -> None:
     found = search(setting)
+    assert not found.failure, "\n".join([found.failure, *found.path])
+    assert found.ends > 300
+
+
+@pytest.mark.timeout(300)
+def test_a_restart_at_any_time_as_far_as_the_bound_goes() -> None:
+    found = search(Setting(1, 0, 400, restarts="b"))
+    assert not found.failure, "\n".join([found.failure, *found.path])
+    assert found.ends > 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("who", ["a", "b", "abc"])
+def test_restarts_at_any_time_as_far_as_the_bound_goes(who: str) -> None:
+    """Of the coordinator, of a member, and of each once: all of them may be down at once."""
+    found = search(Setting(1, 0, 40_000, restarts=who))
     assert not found.failure, "\n".join([found.failure, *found.path])
     assert found.ends > 300
 

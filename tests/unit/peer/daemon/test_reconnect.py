@@ -13,7 +13,12 @@ import pytest
 from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.options import DaemonOptions
-from atoll.peer.daemon.reconnect import FIRST_DIALS, Reconnector
+from atoll.peer.daemon.reconnect import (
+    FIRST_DIALS,
+    REDIAL_MAX_S,
+    REDIAL_MEMBER_MAX_S,
+    Reconnector,
+)
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.view import Member, View
@@ -262,3 +267,18 @@ def test_a_daemon_whose_view_names_a_newer_life_of_it_ends(tmp_path: Path) -> No
     with pytest.raises(IdentityInUseError, match="of this peer, not"):
         served(tmp_path, scenario, lines)
     assert any(" conflict " in line for line in lines)
+
+
+def test_members_of_the_last_view_are_dialled_once_a_second() -> None:
+    """However long they have been away: after a power cut only one of two may be able to dial."""
+
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
+        now_s = asyncio.get_running_loop().time()
+        keeper._pauses[ADDRESSES[0]] = (now_s - REDIAL_MEMBER_MAX_S, REDIAL_MAX_S)
+        keeper.dial(None, ADDRESSES[0])
+        assert len(keeper._pauses) == 1
+        assert keeper._pauses[ADDRESSES[0]][0] < now_s
+        keeper.dial(None, ADDRESSES[0], most_s=REDIAL_MEMBER_MAX_S)
+        assert keeper._pauses[ADDRESSES[0]][0] >= now_s
+
+    asyncio.run(patiently(scenario))

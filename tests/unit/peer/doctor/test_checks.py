@@ -341,3 +341,19 @@ def test_colours_are_around_the_status_alone() -> None:
     assert any("\x1b[33mwarn  \x1b[0mmemfd" in line for line in page)
     assert any("\x1b[31mFAIL  \x1b[0mfiles" in line for line in page)
     assert any("\x1b[32mok    \x1b[0mprogram" in line for line in page)
+
+
+def test_what_rounds_take_of_a_disk_stands_beside_what_they_write() -> None:
+    def line(free_bytes: int, taken_bytes: int = 0) -> dict[str, Any]:
+        home = replace(MACHINE.home, free_bytes=free_bytes, taken_bytes=taken_bytes)
+        found: dict[str, Any] = told(replace(MACHINE, home=home))[1]["rounds-room"]
+        return found
+
+    enough = line(4_000_000_000)
+    assert enough["status"] == "ok"
+    assert "take 3.6 GB in the home; a round every 30 s writes 518 GB a day" in enough["what"]
+    small = line(3_500_000_000)
+    assert small["status"] == "warn"
+    assert "3.5 GB are free" in small["what"]
+    assert line(2_000_000_000, taken_bytes=1_600_000_000)["status"] == "ok"
+    assert told(run=None)[1]["rounds-room"]["status"] == "skipped"

@@ -436,3 +436,23 @@ def test_a_step_is_not_taken_back_by_name() -> None:
     assert "rounds 5 to 6" in told.text
     own.on_install(replace(view, number=3, base_round=3, base_chain=chains[3]))
     assert own.unsynced
+
+
+def test_who_was_voted_out_while_it_was_away_fetches_the_rounds_it_has_missed_only() -> None:
+    """It is no voter any more, and keeps its state and the position of its ledger."""
+    cluster = formed("abc")
+    for name in "abc":
+        cluster.host(name).inner_s = 1.0
+    cluster.log_rounds = 100
+    cluster.kill("c")
+    before, state = cluster.homes["c"].position, cluster.host("c").round
+    cluster.run(cluster.timing.remove_s + 4.0)
+    assert not cluster.in_one_view("abc")
+    host = cluster.restart("c")
+    assert host.round == state
+    cluster.until(lambda: cluster.in_one_view("abc"), limit_s=20.0)
+    assert cluster.until_round("abc", limit_s=20.0) < 15.0
+    fetched = [entry.round for entry in host.log]
+    assert fetched == [*range(1, host.round + 1)]  # none by its state
+    assert cluster.homes["c"].position > before
+    assert host.node.me.inc == 2
