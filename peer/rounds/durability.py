@@ -26,7 +26,7 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import DiskError
 from atoll.collectives.units import count, duration, size
 from atoll.peer.daemon.ports import DurabilityPort
-from atoll.peer.durable.disk import reason
+from atoll.peer.durable.disk import DISK_FULL, Room, reason
 from atoll.peer.durable.ledger import DurableLedger
 from atoll.peer.durable.round_files import RoundFiles, RoundName, older_checkpoint
 from atoll.peer.membership import events as ev
@@ -54,6 +54,7 @@ class Durability:
         self._records = records
         self._round = round_number  # that this peer's state is of
         self._lacking = ""  # why no rounds are written at the moment; empty if they are
+        self._is_broken = False  # a disk that fails is not tried again: room would not mend it
         self._hole = 0  # the last round that no checkpoint has, and that cannot be replayed
         self._ledger, self._rounds, self._port = ledger, rounds, port
         # A READY whose R is not on the disk yet, and what came after it.
@@ -96,8 +97,8 @@ class Durability:
     async def look_for_room(self) -> None:
         """Keep votes only where the disk is too small for rounds; find out before one fails."""
         if self.keeps_rounds:
-            room = await asyncio.to_thread(self._port.room)
-            if room.has_bytes < room.needs_bytes:
+            room = await self._room()
+            if room is not None and room.has_bytes < room.needs_bytes:
                 has, needs = size(room.has_bytes), size(room.needs_bytes)
                 self._lack(f"the disk has {has} of room, and rounds that survive take {needs}")
 
@@ -121,10 +122,17 @@ class Durability:
         )
         self._compact_soon()
 
+    async def _room(self) -> Room | None:
+        """Return the room that there is; None if the file system does not say."""
+        try:
+            return await asyncio.to_thread(self._port.room)
+        except OSError:
+            return None
+
     async def _find_room(self) -> None:
         """Go on writing rounds, if there is room for all that they take."""
-        room = await asyncio.to_thread(self._port.room)
-        if room.has_bytes >= room.needs_bytes:
+        room = await self._room() if not self._is_broken else None
+        if room is not None and room.has_bytes >= room.needs_bytes:
             self._lacking = ""
             self._port.note(
                 "disk",
@@ -204,6 +212,8 @@ class Durability:
             try:
                 await asyncio.to_thread(save_result, self._rounds, name_of(ready.place), array)
             except DiskError as error:
+                cause = error.__cause__
+                self._is_broken = not isinstance(cause, OSError) or cause.errno not in DISK_FULL
                 self._note_hole(ready.run.round)
                 self._lack(error.what)
 
@@ -216,9 +226,10 @@ class Durability:
         self._wants_compaction = False
         rounds = self._port.checkpoint_rounds()
         since = max(rounds, default=0) if self._lacking else older_checkpoint(rounds)
-        before, position = len(self._records), self._ledger.position
         present = await asyncio.to_thread(self._rounds.names) if self._rounds is not None else ()
         until = _replayable(present, since) if self._lacking or self._rounds is None else None
+        # No wait between these: records are appended meanwhile.
+        before, position = len(self._records), self._ledger.position
         kept = list(compacted(self._records, since, until))
         try:
             await asyncio.to_thread(self._ledger.compact, [packed(r) for r in kept], position)
