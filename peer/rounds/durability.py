@@ -55,6 +55,7 @@ class Durability:
         self._round = round_number  # that this peer's state is of
         self._lacking = ""  # why no rounds are written at the moment; empty if they are
         self._is_broken = False  # a disk that fails is not tried again: room would not mend it
+        self._has_asked = False  # for a checkpoint that closes the hole
         self._hole = 0  # the last round that no checkpoint has, and that cannot be replayed
         self._ledger, self._rounds, self._port = ledger, rounds, port
         # A READY whose R is not on the disk yet, and what came after it.
@@ -86,13 +87,18 @@ class Durability:
     def checkpointed(self, round_number: int) -> None:
         """Hear that a checkpoint is on the disk: rounds before the older one may go."""
         self._hole = 0 if round_number >= self._hole else self._hole
+        self._has_asked = False
         self._compact_soon()
 
     def moved_to(self, round_number: int, *, applied: bool) -> None:
         """Hear which round the state is of now: it was ``applied`` here, or fetched from others."""
         if not applied and round_number > self._round:
-            self._note_hole(round_number)
+            self._hole = max(self._hole, round_number)
         self._round = round_number
+        # Once in a hole; not while this peer still catches up, one hole after the other.
+        if applied and self._hole and self.keeps_rounds and not self._has_asked:
+            self._has_asked = True
+            self._port.want_checkpoint()
 
     async def look_for_room(self) -> None:
         """Keep votes only where the disk is too small for rounds; find out before one fails."""
@@ -101,12 +107,6 @@ class Durability:
             if room is not None and room.has_bytes < room.needs_bytes:
                 has, needs = size(room.has_bytes), size(room.needs_bytes)
                 self._lack(f"the disk has {has} of room, and rounds that survive take {needs}")
-
-    def _note_hole(self, round_number: int) -> None:
-        """Ask for a checkpoint: the rounds up to this one cannot be replayed from the disk."""
-        self._hole = max(self._hole, round_number)
-        if self.keeps_rounds:
-            self._port.want_checkpoint()
 
     def _compact_soon(self) -> None:
         self._wants_compaction = True
@@ -139,7 +139,6 @@ class Durability:
                 f"the disk has room again ({size(room.has_bytes)}): this peer remembers its rounds"
                 " too, from the next checkpoint on",
             )
-            self._port.want_checkpoint()
 
     def close(self) -> None:
         self._ledger.close()
@@ -204,7 +203,7 @@ class Durability:
         if self._lacking:
             await self._find_room()
         if self._lacking:
-            self._note_hole(ready.run.round)
+            self._hole = max(self._hole, ready.run.round)
             return
         with self._port.lend_result(ready) as array:
             if array is None:
@@ -214,7 +213,7 @@ class Durability:
             except DiskError as error:
                 cause = error.__cause__
                 self._is_broken = not isinstance(cause, OSError) or cause.errno not in DISK_FULL
-                self._note_hole(ready.run.round)
+                self._hole = max(self._hole, ready.run.round)
                 self._lack(error.what)
 
     async def _compact(self) -> None:
