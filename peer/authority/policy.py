@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class AuthorityAdmission(AdmissionPolicy):
         self._out: set[bytes] = set()  # whose links were ended, since they last came in
         self._named: set[bytes] = set()  # who has sent forgeries on its present link
         self._unsaved = self._saves = False
+        self._writing = asyncio.Lock()
         _load(self._path, ledger)
         self._own = self._check_own(founds)
 
@@ -172,7 +174,7 @@ class AuthorityAdmission(AdmissionPolicy):
         self._save()
         self._tell(Revoked(data), source)  # the revoked too: so that they know why
         if why := self.ledger.revoked(self._own):
-            self._daemon.stop(PassRevokedError(why, fix="ask whoever runs the authority"))
+            self._daemon.spawn(self._end_revoked(why))
         for peer, shown in self._present.items():
             if peer in self._daemon.link_peers() and (why := self.ledger.revoked(shown)):
                 self._end_soon(peer, why)
@@ -218,14 +220,24 @@ class AuthorityAdmission(AdmissionPolicy):
             self._saves = True
             self._daemon.spawn(self._write())
 
-    async def _write(self) -> None:
-        while self._unsaved:
-            self._unsaved = False
+    async def _end_revoked(self, why: str) -> None:
+        """End this daemon, which is to know why when it is started again."""
+        with suppress(OSError):  # then the others refuse it
+            await self._write_once()
+        self._daemon.stop(PassRevokedError(why, fix="ask whoever runs the authority"))
+
+    async def _write_once(self) -> None:
+        async with self._writing:  # one at a time: the last one that is asked for stays
             told = tuple(found.encode() for found in self.ledger.records())
             revoked = self.ledger.revocations
             data = encode(AdmissionFile(revoked.encode() if revoked.number else b"", told))
+            await asyncio.to_thread(write_atomic, self._path, data)
+
+    async def _write(self) -> None:
+        while self._unsaved:
+            self._unsaved = False
             try:
-                await asyncio.to_thread(write_atomic, self._path, data)
+                await self._write_once()
             except OSError as error:  # a full disk must not end the training
                 self._daemon.note("disk", f"cannot save who was admitted in {self._path}: {error}")
                 self._unsaved = True

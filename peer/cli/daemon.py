@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.collectives.errors import CheckpointError, ConfigError
+from atoll.collectives.errors import ConfigError
 from atoll.collectives.units import count
 from atoll.peer.cli.admission import (
     Entry,
@@ -191,22 +191,17 @@ def _up(parsed: argparse.Namespace) -> int:
                 fix=f"use `atoll up --run {record.run}`, or another --home",
             )
         entry = entry_of_up(parsed, run, home, record)
-        secret = entry.secret
         # The last known address is our own former one, by which a record says "this run exists".
         known = record.known if record is not None else ()
         others = known[:-1]
         if parsed.resume:
             given = record or parsed.secret_file or parsed.invite
-            loaded = _load(parsed.resume, run, secret if given else None, log)
+            loaded = _load(parsed.resume, run, entry.secret if given else None, log)
             return _start(home, parsed, run, entry, others, log, resume=loaded, found=True)
         if parsed.force_new_lineage or not known:
             _refuse_to_overlook(parsed, run)
             how: dict[str, Any] = {"found": not listed, "founders": listed}
             return _start(home, parsed, run, entry, listed, log, **how)
-        last = _last_checkpoint(parsed.checkpoint, run, secret, log)
-        if last is not None:
-            # Whoever lives will ask us in; if nobody does, a majority of the last view goes on.
-            return _start(home, parsed, run, entry, others, log, resume=last, regenesis=True)
         return _start(home, parsed, run, entry, others, log, returns=True)
 
 
@@ -267,19 +262,6 @@ def _load(path: str, run: str, secret: bytes | None, log: _Log) -> LoadedCheckpo
     for passed_over in loaded.passed_over:
         log.say(f"passed over: {passed_over}")
     return loaded
-
-
-def _last_checkpoint(
-    folder: str | None, run: str, secret: bytes, log: _Log
-) -> LoadedCheckpoint | None:
-    """Load the last checkpoint of this run, or return None if ``folder`` has none to go on from."""
-    if folder is None or not Path(folder).is_dir():
-        return None
-    try:
-        return _load(folder, run, secret, log)
-    except CheckpointError as error:
-        log.say(f"no checkpoint to go on from: {error.what}")
-        return None
 
 
 # ---------------------------------------------------------------- join, follow
@@ -369,7 +351,6 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     from atoll.peer.daemon.daemon import Daemon
     from atoll.peer.daemon.memory import open_memory
     from atoll.peer.daemon.reach_lines import who_can_join
-    from atoll.peer.daemon.status import missing_founders
 
     os.umask(PRIVATE_UMASK)
     memory = await asyncio.to_thread(open_memory, home, options)
@@ -400,8 +381,6 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
         log.begin(first, f"  this is {own}, home {home.path}", here)
 
     def ready() -> None:
-        if daemon.node.bootstrap.waiting and not options.founders:  # for others who resume
-            log.begin(f"resuming run {options.run}: {missing_founders(daemon.parts)}")
         if options.founders or (options.found and daemon.node.view is not None):
             told = (f"  home {home.path}", f"  {who_can_join(daemon.advertised())}", here)
             log.begin(*_how_to_join(daemon), *told)

@@ -34,7 +34,7 @@ from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
 from atoll.peer.daemon.resuming import Inquiry
-from atoll.peer.daemon.status import missing_founders, nobody_answers
+from atoll.peer.daemon.status import missing_founders, nobody_answers, nobody_leads
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.durable.disk import Room
 from atoll.peer.links.messages import AboutLinks, StreamPlan
@@ -234,6 +234,8 @@ class Daemon:
             why = f"this peer is {node.phase.value}; {last}"
             what = f"not admitted to run {run} within {duration(limit_s)} ({why})"
             self.stop(ConnectError(what, fix="is there a quorum? `atoll status` on a member"))
+        elif node.view is None and not node.joining.is_followed:
+            self.note("waiting", nobody_leads(self.parts.options.run, self.host.link_peers()))
 
     async def _say_who_is_missing(self) -> None:
         """Write to the log who is missing while founders gather; less and less often."""

@@ -98,7 +98,7 @@ def room_of(home: Home, checkpointer: Checkpointer | None, state: ReplicatedStat
 
 def _is_same_voter(home: Home, options: DaemonOptions, contents: HomeContents) -> bool:
     """Return whether what the ledger remembers goes on in this process."""
-    if options.resume is not None and not options.regenesis:
+    if options.resume is not None:
         return False  # a history of its own begins
     if options.founds:
         return False

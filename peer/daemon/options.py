@@ -37,7 +37,6 @@ class DaemonOptions:
     rules: Rules = DEFAULT_RULES
     founders: tuple[str, ...] = ()  # addresses, this one's too: they wait for each other
     resume: LoadedCheckpoint | None = None  # the checkpoint to go on from
-    regenesis: bool = False  # ... together with a majority of the members that it names
     durable: str = OFF  # what is remembered over restarts: see DURABLE
     checkpoint: Path | None = None
     every: int = 10  # rounds between two checkpoints of this peer
@@ -80,14 +79,6 @@ def first_event(options: DaemonOptions, address: str) -> Found | BootstrapConfig
                 fix="give it with --advertise as it stands there; or `atoll join` them later",
             )
         return BootstrapConfig(founders=options.founders, rules=options.rules)
-    if loaded is not None and options.regenesis:
-        return BootstrapConfig(
-            voters=loaded.members,
-            lineage=loaded.lineage,
-            number=loaded.view_number,
-            ancestors=loaded.ancestors,
-            rules=options.rules,
-        )
     if not options.found:
         return None
     fresh = secrets.token_bytes(32)

@@ -197,11 +197,8 @@ class DurabilityPort(Log, Protocol):
         """Have a checkpoint written as soon as a round is committed."""
 
 
-class ReconnectPort(Protocol):
+class ReconnectPort(Life, Protocol):
     """Serve whoever keeps links."""
-
-    def spawn(self, work: Coroutine[Any, Any, None], /) -> None:
-        """Run ``work`` as a task of the daemon, whose end ends it."""
 
     def dial_failed(self, error: ConnectError | IdentityInUseError, /) -> None:
         """Hear that a dial in the background has failed, and why."""

@@ -12,12 +12,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from atoll.collectives.errors import ConnectError, IdentityInUseError
+from atoll.collectives.errors import (
+    AddressFullError,
+    AdmissionError,
+    ConnectError,
+    IdentityInUseError,
+)
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.ports import Log, ReconnectPort
 from atoll.peer.links.tcp_info import silence_s
 from atoll.peer.membership.node import Node
-from atoll.peer.membership.view import View, short
+from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.dial import SECRET, UNREACHED
 from atoll.peer.net.identity import Home
@@ -156,6 +161,8 @@ class Reconnector:
                 for member in view.members:
                     if member.peer != self._host.peer_id and member.peer not in linked:
                         self.dial(member.peer, member.address)
+                if not linked and (refusal := self._refused_by_run(view)) is not None:
+                    self._daemon.stop(refusal)
             if addresses.seeks() or (view is None and not linked):
                 for address in self.unanswered(addresses.contacts()):
                     self.dial(None, address)
@@ -195,6 +202,21 @@ class Reconnector:
         """Return those addresses at which nobody that we have a link to has answered."""
         linked = self._host.link_peers()
         return [address for address in contacts if self._answered.get(address) not in linked]
+
+    def _refused_by_run(self, view: View) -> AdmissionError | None:
+        """Return why this peer is out of its run, if the other members say so; else None.
+
+        It may have been revoked or banned while it was down, which its own memory does not know.
+        One member alone is not believed in a run of more than two.
+        """
+        refusals: dict[bytes, AdmissionError] = {}
+        for member in view.members:
+            error = self._failed.get(self._reach.address_of(member.peer, member.address))
+            if isinstance(error, AdmissionError) and not isinstance(error, AddressFullError):
+                refusals[member.peer] = error
+        if not refusals or not is_quorum(view, {*refusals, self._host.peer_id}):
+            return None
+        return next(iter(refusals.values()))
 
     def why_not(self, address: str) -> str:
         """Return why this address gives no connection; "" if nobody answers there."""

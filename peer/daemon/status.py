@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -218,6 +219,16 @@ def nobody_answers(run: str, address: str, why: str) -> str:
     )
 
 
+def nobody_leads(run: str, peers: Sequence[bytes]) -> str:
+    """Say what a peer waits for that was in a run before, and that nobody lets in."""
+    there = listed([short(peer) for peer in peers]) or "nobody"
+    return (
+        f"this peer waits until a member of run {run} lets it in; it has a connection to {there}."
+        " If none of them is in the run any more: --resume PATH on one machine goes on from a"
+        " checkpoint, and the others join it"
+    )
+
+
 def missing_founders(parts: Components) -> str:
     """Say who is here, whom the others wait for, and how to go on without them."""
     text = parts.node.bootstrap.describe()
@@ -226,10 +237,7 @@ def missing_founders(parts: Components) -> str:
     silent = [address for address, why in known.items() if not why]
     if silent:
         text += f"; no answer from {listed(silent)}"
-    text += "".join(f"; {why}" for why in known.values() if why)
-    if parts.options.resume is not None:
-        text += f"; without them: atoll up --run {parts.options.run} --resume CHECKPOINT"
-    return text
+    return text + "".join(f"; {why}" for why in known.values() if why)
 
 
 def _outside(parts: Components) -> str:

@@ -148,6 +148,11 @@ class DurableLedger:
             file = self._open_file()
             return file.free_bytes < min(RESERVED_BYTES, file.half_bytes // 2)
 
+    def has_room(self, payload: bytes) -> bool:
+        """Return whether such a record can be appended now, or only after a compaction."""
+        with self._lock:
+            return self._open_file().free_bytes >= entry_bytes(payload)
+
     def append(self, kind: int, payload: bytes) -> int:
         """Write a record and return its position. A sync carries it, the next one or a later one.
 

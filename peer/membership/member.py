@@ -56,6 +56,7 @@ from atoll.peer.membership.messages import (
     Run,
     Terms,
 )
+from atoll.peer.membership.operations import without_objects
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.probation import CompletedRounds
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
@@ -339,7 +340,11 @@ class MemberState:
             synced = held.changes_state
             held = replace(held, written=True, durable=not (self._outbox.is_on and synced))
             self.held[held.run.round] = held
-            self._write(ReadyRecord(*held.place, held.run, self.chain, held.begin), synced=synced)
+            begin = held.begin
+            if begin is not None and begin.kind == GATHER:  # no operation's result is kept
+                sizes = without_objects(begin.blob, len(begin.participants))
+                begin = replace(begin, blob=sizes)
+            self._write(ReadyRecord(*held.place, held.run, self.chain, begin), synced=synced)
         return held
 
     def on_durable(self, record: ReadyRecord) -> Ready | None:

@@ -148,6 +148,11 @@ def keep_objects(blob: bytes, peers: Sequence[bytes], chosen: Collection[bytes])
     return b"".join(_LENGTH.pack(sizes[index]) for index in staying)
 
 
+def without_objects(blob: bytes, count: int) -> bytes:
+    """Return the sizes of ``count`` objects, without the objects that may follow in ``blob``."""
+    return blob[: count * _LENGTH.size]
+
+
 class ObjectSender:
     """Decide when a member sends its object to the coordinator.
 

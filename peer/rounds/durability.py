@@ -147,16 +147,18 @@ class Durability:
         """Write a record; tell the machine when it is synced, if it is to be."""
         if self._failed:
             return
-        if self._waiting or _has_result(effect):
+        kind, payload = packed(effect.record)
+        if self._waiting or _has_result(effect) or not self._ledger.has_room(payload):
             self._waiting.append(effect)
+            self._due.set()
         else:
-            self._append(effect)
-        if effect.synced:
+            self._append(effect, kind, payload)
+        if effect.synced or self._ledger.wants_compaction:
             self._due.set()
 
-    def _append(self, effect: ev.Persist) -> None:
+    def _append(self, effect: ev.Persist, kind: int, payload: bytes) -> None:
         try:
-            position = self._ledger.append(*packed(effect.record))
+            position = self._ledger.append(kind, payload)
         except DiskError as error:
             self._fail(error)
             return
@@ -193,7 +195,10 @@ class Durability:
             if _has_result(self._waiting[0]):
                 await self._save(self._waiting[0].record)
                 saves += 1
-            self._append(self._waiting.popleft())
+            kind, payload = packed(self._waiting[0].record)
+            if not self._ledger.has_room(payload):
+                await self._compact()
+            self._append(self._waiting.popleft(), kind, payload)
         return saves
 
     async def _save(self, ready: Record) -> None:

@@ -131,6 +131,8 @@ class RoundExecutor:
         for each in contents.replayed:
             log.append(each.head, each.array, each.digest)
         self._moved_to(state, "this peer has been started again")
+        if state.spec.error_feedback:
+            self.log("what error feedback held before this start is lost: no file has it")
         for held in contents.held:
             self._hold(held)
         position = contents.recovered.state

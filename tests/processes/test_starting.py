@@ -140,7 +140,7 @@ def test_the_first_line_is_the_join_line_or_whom_a_peer_joined(tmp_path: Path) -
         joiner.ends()
         again = run.restart("b")
         until(
-            lambda: re.search(r"^joined run demo: 1 peer, ", again.text, re.MULTILINE),
+            lambda: re.search(r"^back in run demo with 1 other member", again.text, re.MULTILINE),
             "it came back",
             again,
         )

@@ -65,7 +65,7 @@ def test_a_trace_tells_values_and_order_and_not_names_nor_words() -> None:
 
     assert traced(Renamed(3, b"\1")) == traced(ev.Undo(3, b"\1")) == "Undo(3 01)"
     ballot = Ballot(2, b"p" * 32)
-    assert traced(ev.Send(b"", ballot)) == f'Send("" Ballot(2 {"70" * 8}))'
+    assert traced(ev.Send(b"", ballot)) == f'Send("" Ballot(2 {"70" * 8} 0))'
     told, reworded = (ev.Note("fork", text, fields={"b": 1, "a": (2, None)}) for text in WORDS)
     assert traced(told) == traced(reworded) == 'Note(fork . "" (a=(2 -) b=1))'
     assert traced(ev.Note("fork", "", b"x")) != traced(ev.Note("dead", "", b"x"))

@@ -216,6 +216,7 @@ def test_a_revocation_reaches_everybody_and_ends_the_links(tmp_path: Path) -> No
             await made.until(lambda: c.downs and d.downs)
             why = "the authority has revoked this peer (list 1)"
             assert c.downs == [(d.id, why)]
+            await made.until(lambda: d.stopped)  # once it has written down why
             assert [str(error.what) for error in d.stopped] == [why]
             assert isinstance(d.stopped[0], PassRevokedError)
             assert c.streams[0].closed

@@ -55,14 +55,6 @@ def test_a_resumed_run_is_a_new_lineage_that_names_the_old_one(loaded: LoadedChe
     assert len(one.ancestors) <= ANCESTORS_MAX
 
 
-def test_the_members_that_a_checkpoint_names_decide_together(loaded: LoadedCheckpoint) -> None:
-    bootstrap_view = first(resume=loaded, regenesis=True, rules=loaded.rules)
-    assert isinstance(bootstrap_view, BootstrapConfig)
-    assert bootstrap_view.voters == loaded.members
-    assert (bootstrap_view.lineage, bootstrap_view.number) == (loaded.lineage, loaded.view_number)
-    assert (bootstrap_view.rules, bootstrap_view.founders) == (loaded.rules, ())
-
-
 def test_founders_wait_for_all_that_are_named() -> None:
     named = (HERE, "10.0.0.2:29600")
     bootstrap_view = first(founders=named)
