@@ -26,7 +26,7 @@ from atoll.collectives.codecs import U8
 from atoll.collectives.errors import DiskError
 from atoll.collectives.units import count, duration, size
 from atoll.peer.daemon.ports import DurabilityPort
-from atoll.peer.durable.disk import reason
+from atoll.peer.durable.disk import DISK_FULL, Room, reason
 from atoll.peer.durable.ledger import DurableLedger
 from atoll.peer.durable.round_files import RoundFiles, RoundName, older_checkpoint
 from atoll.peer.membership import events as ev
@@ -54,6 +54,8 @@ class Durability:
         self._records = records
         self._round = round_number  # that this peer's state is of
         self._lacking = ""  # why no rounds are written at the moment; empty if they are
+        self._is_broken = False  # a disk that fails is not tried again: room would not mend it
+        self._has_asked = False  # for a checkpoint that closes the hole
         self._hole = 0  # the last round that no checkpoint has, and that cannot be replayed
         self._ledger, self._rounds, self._port = ledger, rounds, port
         # A READY whose R is not on the disk yet, and what came after it.
@@ -86,22 +88,24 @@ class Durability:
     def checkpointed(self, round_number: int) -> None:
         """Hear that a checkpoint is on the disk: rounds before the older one may go."""
         self._hole = 0 if round_number >= self._hole else self._hole
+        self._has_asked = False
         self._compact_soon()
 
     def moved_to(self, round_number: int, *, applied: bool) -> None:
         """Hear which round the state is of now: it was ``applied`` here, or fetched from others."""
         if not applied and round_number > self._round:
-            self._note_hole(round_number)
+            self._hole = max(self._hole, round_number)
         self._round = round_number
+        # Once in a hole; not while this peer still catches up, one hole after the other.
+        if applied and self._hole and self.keeps_rounds and not self._has_asked:
+            self._has_asked = True
+            self._port.want_checkpoint()
 
     async def look_for_room(self) -> None:
         """Keep votes only where the disk is too small for rounds; find out before one fails."""
         if self.keeps_rounds:
-            try:
-                room = await asyncio.to_thread(self._port.room)
-            except OSError:
-                return  # the first round that does not fit says so
-            if room.has_bytes < room.needs_bytes:
+            room = await self._room()
+            if room is not None and room.has_bytes < room.needs_bytes:
                 has, needs = size(room.has_bytes), size(room.needs_bytes)
                 self._lack(f"the disk has {has} of room, and rounds that survive take {needs}")
 
@@ -114,12 +118,6 @@ class Durability:
         if keeps != self._said_keeps:
             self._said_keeps = keeps
             self._port.feed(ev.RoundsKept(keeps))
-
-    def _note_hole(self, round_number: int) -> None:
-        """Ask for a checkpoint: the rounds up to this one cannot be replayed from the disk."""
-        self._hole = max(self._hole, round_number)
-        if self.keeps_rounds:
-            self._port.want_checkpoint()
 
     def _compact_soon(self) -> None:
         self._wants_compaction = True
@@ -135,20 +133,23 @@ class Durability:
         )
         self._compact_soon()
 
+    async def _room(self) -> Room | None:
+        """Return the room that there is; None if the file system does not say."""
+        try:
+            return await asyncio.to_thread(self._port.room)
+        except OSError:
+            return None
+
     async def _find_room(self) -> None:
         """Go on writing rounds, if there is room for all that they take."""
-        try:
-            room = await asyncio.to_thread(self._port.room)
-        except OSError:
-            return  # the next round looks again
-        if room.has_bytes >= room.needs_bytes:
+        room = await self._room() if not self._is_broken else None
+        if room is not None and room.has_bytes >= room.needs_bytes:
             self._lacking = ""
             self._port.note(
                 "disk",
                 f"the disk has room again ({size(room.has_bytes)}): this peer remembers its rounds"
                 " too, from the next checkpoint on",
             )
-            self._port.want_checkpoint()
 
     def close(self) -> None:
         self._ledger.close()
@@ -219,16 +220,21 @@ class Durability:
         if self._lacking:
             await self._find_room()
         if self._lacking:
-            self._note_hole(ready.run.round)
+            self._hole = max(self._hole, ready.run.round)
             return
         with self._port.lend_result(ready) as array:
             if array is None:
                 return
             try:
                 await asyncio.to_thread(save_result, self._rounds, name_of(ready.place), array)
-            except (DiskError, OSError) as error:
-                self._note_hole(ready.run.round)
-                self._lack(error.what if isinstance(error, DiskError) else reason(error))
+            except OSError as error:  # no descriptor, say: the next round tries again
+                self._hole = max(self._hole, ready.run.round)
+                self._lack(reason(error))
+            except DiskError as error:
+                cause = error.__cause__
+                self._is_broken = not isinstance(cause, OSError) or cause.errno not in DISK_FULL
+                self._hole = max(self._hole, ready.run.round)
+                self._lack(error.what)
 
     async def _compact(self) -> None:
         """Let the checkpoints stand for what is before the older one of them.
@@ -242,6 +248,7 @@ class Durability:
             present = await asyncio.to_thread(self._names)
             since = max(rounds, default=0) if self._lacking else older_checkpoint(rounds)
             until = _replayable(present, since) if self._lacking or self._rounds is None else None
+            # No wait between these: records are appended meanwhile.
             before, position = len(self._records), self._ledger.position
             kept = list(compacted(self._records, since, until))
             await asyncio.to_thread(self._ledger.compact, [packed(r) for r in kept], position)
