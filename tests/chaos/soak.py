@@ -39,7 +39,7 @@ from harness.health import assert_healthy
 from harness.netns import Net
 from harness.power_cut import with_preloads
 from harness.processes import NET_PORT, Fleet
-from harness.soak_faults import GUEST, KINDS, MARRED, Kind, Undo
+from harness.soak_faults import GUEST, KINDS, MARRED, Kind, NotYet, Undo
 from harness.soak_stalls import DEAD_S, Stall, Stalls, has_majority, names_of
 from harness.soak_watch import SHORT_S, Homes, Watch
 from harness.sync_delay import SyncDelay
@@ -188,13 +188,13 @@ class Soak:
         now_s = time.monotonic()
         ended = self.stalls.look(
             now_s,
-            self.watch.committed_s,
+            self.watch.take_commits(),
             [a.kind.name for a in self.active],
             is_fit=self.is_fit(),
             is_starved=self.starved,
         )
-        if ended is not None:
-            self.note(f"{'MISS: ' if ended.is_miss else ''}{self.told(ended)}, over now")
+        for stall in ended:
+            self.note(f"{'MISS: ' if stall.is_miss else ''}{self.told(stall)}")
         if now_s - self.watch.committed_s > DEAD_S:
             raise Failed(f"nothing has committed for {DEAD_S:.0f} s: see the logs")
 
@@ -266,8 +266,15 @@ class Soak:
         return tuple(self.dice.sample(possible, many)) if len(possible) >= many else ()
 
     def end(self, fault: Active) -> None:
+        try:
+            fault.undo()
+        except NotYet:
+            if time.monotonic() - fault.end_s > BACK_S:
+                raise Failed(
+                    f"{fault.kind.name}: {fault.names[0]}'s process does not end"
+                ) from None
+            return
         self.active.remove(fault)
-        fault.undo()
         self.note(f"end of {fault.kind.name}: {', '.join(fault.names)}")
         if fault.kind.broken:  # from now on: what a daemon said before it was ended is not its life
             self.recovering |= dict.fromkeys(fault.names, time.monotonic())
@@ -376,8 +383,10 @@ class Soak:
 
     def calm(self) -> None:
         """No more faults: everybody comes back and the next rounds commit everywhere."""
-        for fault in list(self.active):
-            self.end(fault)
+        while self.active:
+            for fault in list(self.active):
+                self.end(fault)
+            time.sleep(0.05)
         self.net.heal()
         self.note("no more faults")
         while self.recovering:

@@ -140,7 +140,7 @@ def stalled(until_s: int, *, unfit: range = range(0), starved: range = range(0))
     stalls = Stalls(0.0)
     for now_s in range(1, until_s + 1):
         fit, busy = now_s not in unfit, now_s in starved
-        stalls.look(float(now_s), 0.0, ["kill"], is_fit=fit, is_starved=busy)
+        stalls.look(float(now_s), [], ["kill"], is_fit=fit, is_starved=busy)
     return stalls
 
 
@@ -157,7 +157,9 @@ def test_a_stall_is_a_miss_where_nothing_explains_it() -> None:
 
 def test_a_commit_ends_a_stall_and_a_long_one_is_told() -> None:
     stalls = stalled(12)
-    assert stalls.look(12.5, 12.4, [], is_fit=True, is_starved=False) is stalls.noted[0]
-    assert stalls.noted[0].faults == ["kill"]
-    assert stalls.look(13.0, 12.9, [], is_fit=True, is_starved=False) is None
-    assert len(stalls.misses) == 1
+    told = stalls.look(20.0, [12.4, 12.9, 17.0, 19.9], [], is_fit=True, is_starved=False)
+    assert [round(stall.length_s, 3) for stall in told] == [12.4, 4.1]
+    assert told[0].faults == ["kill"]
+    assert told == stalls.noted
+    assert stalls.misses == told[:1]
+    assert stalls.look(21.0, [20.5], [], is_fit=True, is_starved=False) == []

@@ -67,27 +67,36 @@ class Stalls:
     def look(
         self,
         now_s: float,
-        committed_s: float,
-        faults: Iterable[str],
+        commits_s: Sequence[float],
+        faults: Sequence[str],
         *,
         is_fit: bool,
         is_starved: bool,
-    ) -> Stall | None:
-        """Note how it stands; return the stall that has ended, if it was long.
+    ) -> list[Stall]:
+        """Note how it stands; return the stalls that have ended, if they were long.
 
-        ``faults``: the kinds under way. ``is_fit``: whether a majority is (:func:`has_majority`).
+        ``commits_s``: when rounds were committed since the last look. ``faults``: the kinds under
+        way. ``is_fit``: whether a majority is (:func:`has_majority`).
         """
-        ended: Stall | None = None
+        ended = []
         before, self._looked_s = self._looked_s, now_s
         self._starved_s = now_s if is_starved else self._starved_s
-        if not is_fit:
+        for committed_s in commits_s:
+            if committed_s > self.at_hand.began_s:
+                self._last_until(committed_s, faults)
+                ended.append(self._over(committed_s))
+        if is_fit:
+            self._last_until(now_s, faults)
+        else:
             self.excused_s += now_s - before
-        if committed_s > self.at_hand.began_s or not is_fit:
-            ended = self.at_hand if self.at_hand.length_s > NOTED_S else None
-            self.noted += [ended] if ended is not None else []
-            self.at_hand = Stall(now_s if not is_fit else committed_s)
+            ended.append(self._over(now_s))
+        long = [stall for stall in ended if stall.length_s > NOTED_S]
+        self.noted += long
+        return long
+
+    def _last_until(self, until_s: float, faults: Iterable[str]) -> None:
         stall = self.at_hand
-        stall.length_s = now_s - stall.began_s
+        stall.length_s = max(stall.length_s, until_s - stall.began_s)
         if stall.began_s - self._starved_s < STARVED_AFTER_S:
             stall.limit_s = STARVED_LIMIT_S
         stall.faults += [kind for kind in faults if kind not in stall.faults]
@@ -95,7 +104,10 @@ class Stalls:
             self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), stall.length_s)
         if stall.length_s > self.longest.length_s:
             self.longest = stall
-        return ended
+
+    def _over(self, at_s: float) -> Stall:
+        over, self.at_hand = self.at_hand, Stall(at_s)
+        return over
 
 
 def names_of(faults: Sequence[str]) -> str:

@@ -137,6 +137,7 @@ class Watch:
         self.round = 0
         self.compared = 0  # rounds that at least two daemons have shown, of those forgotten
         self.committed_s = time.monotonic()
+        self._commits_s: list[float] = []
         self.flat = {name: Flatness() for name in names}  # of each daemon's longest life
         self._lives = {name: Flatness() for name in names}  # ... and of its present one
         self._ended = threading.Event()
@@ -154,6 +155,12 @@ class Watch:
         """The last status if it is newer than that moment, else {}."""
         at_s, status = self.statuses.get(name, (0.0, {}))
         return status if at_s > since_s else {}
+
+    def take_commits(self) -> list[float]:
+        """Return when rounds were committed since this was asked last, as far as it was seen."""
+        with self._lock:
+            taken, self._commits_s = self._commits_s, []
+        return taken
 
     # ------------------------------------------------------------ in the threads
 
@@ -196,6 +203,7 @@ class Watch:
         now_s = time.monotonic()
         if status["round"] > self.round:
             self.round, self.committed_s = status["round"], now_s
+            self._commits_s.append(now_s)
 
     def _sample(self, name: str, pid: int) -> None:
         try:
