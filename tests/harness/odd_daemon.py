@@ -3,7 +3,7 @@
     python tests/harness/odd_daemon.py ODDITY up --run demo ...
 
 ``commits-twice:R``   as coordinator, it signs two different COMMITs of round R, for one member
-``votes-twice:M``     it signs two different votes at one ballot, for every other member, once, in a
+``votes-twice:M``     it signs two different votes at one ballot, for every other member, once, for a
                       view of M members
 ``fragments:N:M:D``   its trainer lives in it and hands over N fragments, each for rounds of its
                       own, once the view has M members; if D is not 0, the daemon dies from round D
@@ -96,7 +96,7 @@ class VotesTwice(Liar):
     def _lie(self, peer: bytes, message: object) -> ms.Accepted | None:
         if not isinstance(message, ms.Accepted) or peer in self._lied:
             return None
-        if len(self.node.view.members) != self.members:
+        if len(message.proposal.members) != self.members:
             return None
         self._lied.add(peer)
         proposal = replace(message.proposal, base_chain=bytes(32))

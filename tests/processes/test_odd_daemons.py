@@ -58,7 +58,7 @@ def test_a_coordinator_that_commits_two_things_is_shown_and_does_no_harm(tmp_pat
 def test_a_voter_that_votes_for_two_views_is_shown_and_one_is_decided(tmp_path: Path) -> None:
     """One of three is stopped, so that nothing can be decided before the liar has voted twice."""
     with fleet(tmp_path) as run:
-        run.odd["b"] = "votes-twice:3"
+        run.odd["b"] = "votes-twice:4"
         run.form("abc")
         run.peers["c"].kill(signal.SIGSTOP)
         run.join("d")
