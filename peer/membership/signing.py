@@ -76,8 +76,9 @@ class Signatures:
         return known
 
     def has_signed(self, told: Remembered) -> bool:
-        """Return whether a peer has itself said that its ledger had this position; so of ourselves:
-        an earlier process may have said it.
+        """Return whether a peer has itself said that its ledger had this position.
+
+        So of ourselves: an earlier process may have said it.
         """
         return self._signer is None or self._signer.verify(told.peer, _position(told), told.sig)
 
