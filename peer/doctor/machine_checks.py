@@ -15,7 +15,6 @@ from atoll.peer.doctor.facts import (
     skipped,
     warn,
 )
-from atoll.peer.durable import CHECKPOINTS_KEPT, ROUNDS_KEPT
 from atoll.peer.net.address_kind import (
     CARRIER,
     LINK_LOCAL,
@@ -30,6 +29,10 @@ from atoll.peer.net.address_kind import (
 HOME_BYTES_MIN: Final = 1 << 20
 # Evidence against a peer is kept in the home, and one piece of it has up to 80 MiB.
 HOME_BYTES_GOOD: Final = 128 << 20
+# A daemon keeps its last two checkpoints, and writes the next one before it removes the older ...
+CHECKPOINTS_KEPT: Final = 2
+# ... and the rounds since the older one, ten for each (peer/durable/__init__.py).
+ROUNDS_KEPT: Final = 20
 # What the writing of a disk is reckoned by, beside its maker's rating: a round in half a minute.
 ROUND_S: Final = 30
 DAY_S: Final = 86400

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from harness.grids import rest_is_slow
 from harness.processes import Fleet, Peer, fleet, until
 
 from atoll.peer.checkpoint.reader import STATE_FILE, candidates, read_manifest
@@ -174,7 +175,9 @@ def has_rounds(run: Fleet) -> None:
     until(has, "b remembers its rounds", peer)
 
 
-@pytest.mark.parametrize("damages", [VOTES_KEPT, STATE_KEPT], ids=["ledger", "state"])
+@pytest.mark.parametrize(
+    "damages", rest_is_slow([VOTES_KEPT, STATE_KEPT], 1), ids=("ledger", "state")
+)
 def test_damages_that_cost_no_vote(damages: dict[str, Damage], tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         begin(run)
