@@ -90,6 +90,7 @@ class ConnectionManager:
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
+        self._dials: dict[tuple[bytes, str, bool], asyncio.Task[bytes]] = {}  # under way
         self._streams = StreamOpener(ciphers, congestion, self)
         self.bbr = self._streams.bbr  # see Congestion
         self._examiner = Examiner()
@@ -108,6 +109,8 @@ class ConnectionManager:
     async def close(self) -> None:
         """Send what is queued, say goodbye on every link, end all streams. Takes about a second."""
         self._closing = True
+        for dial in self._dials.values():
+            dial.cancel()
         await self._listener.close()
         await self._reach.close()
         links = [*self._links.values(), *self._leaving]
@@ -181,10 +184,35 @@ class ConnectionManager:
 
         ``anew``: the one that there is does not reach the peer any more, and is to be replaced.
         Takes at most 5 s. Raises ConnectError naming the stage, AdmissionError, VersionError, or
-        IdentityInUseError.
+        IdentityInUseError. Whoever dials a peer that is being dialled there waits for that dial:
+        where processors are short, more handshakes at once mean that none of them ends in time.
         """
-        if expect_peer is not None and expect_peer in self._links and not anew:
+        if expect_peer is None:
+            return await self._dial(address, expect_fingerprint, None, anew=anew)
+        if expect_peer in self._links and not anew:
             return expect_peer
+        key = expect_peer, address, anew
+        under_way = self._dials.get(key)
+        if under_way is None:
+            dialling = self._dial(address, expect_fingerprint, expect_peer, anew=anew)
+            under_way = self._dials[key] = asyncio.get_running_loop().create_task(dialling)
+            under_way.add_done_callback(lambda done: self._dialled(key, done))
+        return await asyncio.shield(under_way)
+
+    def _dialled(self, key: tuple[bytes, str, bool], done: asyncio.Task[bytes]) -> None:
+        """Forget a dial that is over; whoever asked for it may not wait for it any more."""
+        del self._dials[key]
+        if not done.cancelled():
+            done.exception()
+
+    async def _dial(
+        self,
+        address: str,
+        expect_fingerprint: bytes | None,
+        expect_peer: bytes | None,
+        *,
+        anew: bool,
+    ) -> bytes:
         channel, peer_id, answer = await self._call(
             CONTROL, address, expect_peer, expect_fingerprint
         )

@@ -28,7 +28,8 @@ SOON_S = 0.05  # ... while there is nothing to do without it: they apply a commi
 # So many are asked at that pace, and of more each as much less often, but the coordinator, without
 # whose voice nothing is agreed: many that are behind would keep everybody busy with answers.
 SOON_DONORS = 4
-DIAL_S = 2.0  # between two attempts to reach a donor
+DIAL_S = 2.0  # between two attempts to reach a donor, at first ...
+DIAL_MAX_S = 8.0  # ... and when it does not answer: each costs both sides a handshake
 GATHER_S = 3.0  # members that have no link by then are not waited for in an attestation
 # ... nor those that leave a question open for so long, but the coordinator: they hang.
 VOICE_S = 1.5
@@ -51,6 +52,7 @@ def digest_of(has: msg.StateIs) -> bytes:
 class _KnownDonor:
     member: Member
     dialled_s: float = float("-inf")
+    dial_pause_s: float = DIAL_S
     polled_s: float = float("-inf")
     open_s: float = float("inf")  # when the first question after its last answer was asked
     has: msg.StateIs | None = None
@@ -216,10 +218,13 @@ class DonorTable:
             if peer in self.excluded:
                 continue
             if peer not in self.linked:
-                if now_s >= donor.dialled_s + DIAL_S and donor.member.address:
+                if now_s >= donor.dialled_s + donor.dial_pause_s and donor.member.address:
+                    if donor.dialled_s > float("-inf"):
+                        donor.dial_pause_s = min(DIAL_MAX_S, 2 * donor.dial_pause_s)
                     donor.dialled_s = now_s
                     self._out.append(ev.DialDonor(donor.member))
                 continue
+            donor.dial_pause_s = DIAL_S
             pause_s = (SOON_S if peer == self._coordinator else soon_s) if soon else POLL_S
             if now_s >= donor.polled_s + pause_s:
                 donor.polled_s = now_s

@@ -132,7 +132,7 @@ class Soak:
             if self.run.invite:
                 self.run.join(name)
             else:
-                self.run.up(name)
+                self.run.up(name, "--policy", "majority")  # a view may shrink to two: no fork then
         for name in NAMES:
             self.run.sees(name, len(NAMES))
             self.run.train(name, self.parameters, inner_s=INNER_S)

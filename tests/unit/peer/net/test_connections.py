@@ -355,6 +355,27 @@ def test_a_port_that_speaks_something_else(net: Net) -> None:
     net.run(scenario())
 
 
+def test_a_peer_is_dialled_once_at_a_time(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        a, b = net.node("a"), net.node("b")
+        address = await a.listen()
+        attempts: list[str] = []
+        attempt = b.host.attempt
+
+        def counted(where: str) -> Dial:
+            attempts.append(where)
+            return attempt(where)
+
+        monkeypatch.setattr(b.host, "attempt", counted)
+        dials = (b.host.dial(address, expect_peer=a.id) for _ in range(5))
+        assert await asyncio.gather(*dials) == [a.id] * 5
+        assert attempts == [address]
+        assert await b.host.dial(address, expect_peer=a.id, anew=True) == a.id
+        assert attempts == [address] * 2
+
+    net.run(scenario())
+
+
 def test_probes(net: Net) -> None:
     async def scenario() -> None:
         a, b = net.node("a"), net.node("b")
