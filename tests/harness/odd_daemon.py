@@ -3,8 +3,8 @@
     python tests/harness/odd_daemon.py ODDITY up --run demo ...
 
 ``commits-twice:R``   as coordinator, it signs two different COMMITs of round R, for one member
-``votes-twice:M``     it signs two different votes at one ballot, for every other member, once, for a
-                      view of M members
+``votes-twice:M``     it signs two different votes at one ballot, for every other member, once, for
+                      a view of M members
 ``fragments:N:M:D``   its trainer lives in it and hands over N fragments, each for rounds of its
                       own, once the view has M members; if D is not 0, the daemon dies from round D
                       on as soon as it reduces two rounds at a time
