@@ -100,7 +100,7 @@ class Election(Electorate):
         self._yielded_to = b""
         self._patient_until_s = 0.0
         self.resigned = False  # the coordinator was started again, and coordinates no more
-        self._lacks_quorum = False  # it lives, and hears too few of us
+        self._lacks_since_s: float | None = None  # it lives, and hears too few of us since then
         self._refused: Ballot | None = None
 
     def _signed(self, message: Promise | Accepted) -> Any:
@@ -127,7 +127,19 @@ class Election(Electorate):
 
     def coordinator_says(self, *, lacks_quorum: bool) -> None:
         """Note whether the coordinator hears enough voters: else it is no reason to elect none."""
-        self._lacks_quorum = lacks_quorum
+        if not lacks_quorum:
+            self._lacks_since_s = None
+        elif self._lacks_since_s is None:
+            self._lacks_since_s = self._here.now_s
+
+    def _could_do_better(self) -> bool:
+        """Return whether the coordinator lives but commits nothing, while we reach enough voters.
+
+        Only after a while: links stay open for a moment when a network is cut.
+        """
+        since_s, here = self._lacks_since_s, self._here
+        waited = since_s is not None and here.now_s - since_s >= here.timing.slow_s
+        return waited and is_quorum(self.view, self._reached())
 
     @property
     def busy(self) -> bool:
@@ -139,7 +151,8 @@ class Election(Electorate):
         self._without_since_s = self._asked_since_s = None
         self._no_quorum_noted = False
         self._detector.heard(self.view.coordinator, self._here.now_s)
-        self.lost_since_s = None
+        if not self._could_do_better():
+            self.lost_since_s = None
 
     def _lost(self, since_s: float) -> None:
         if self._without_since_s is None:
@@ -209,7 +222,7 @@ class Election(Electorate):
         gone = (
             self.view.coordinator in here.refused
             or self.resigned
-            or self._lacks_quorum
+            or self._lacks_since_s is not None
             or self.candidate is not None
             or self._bootstrap is not None
         )
@@ -316,6 +329,8 @@ class Election(Electorate):
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator
         silent_s = self._detector.silent_s(coordinator, here.now_s)
         refused = coordinator in here.refused or self.resigned or self._bootstrap is not None
+        lame = self._could_do_better()
+        refused |= lame
         if here.now_s < self._patient_until_s and self._yielded_to not in here.refused:
             return None
         if self.lost_since_s is None:
@@ -332,6 +347,7 @@ class Election(Electorate):
         if here.now_s - self.lost_since_s < rank * here.timing.stagger_s:
             return None
         how = "is gone" if refused else f"has been silent for {duration(silent_s)}"
+        how = "hears too few members to commit anything" if lame else how
         how = "was restarted" if self.resigned else how
         text = f"coordinator {short(coordinator)} {how}: this peer stands for election"
         if self._bootstrap is None:

@@ -502,7 +502,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a coordinator without a quorum keeps its voters",
         "election",
-        "            or self._lacks_quorum\n",
+        "            or self._lacks_since_s is not None\n",
         "",
         test=UNIT + "node_deaths.py::test_a_coordinator_without_a_quorum_does_not_keep_its_voters",
     ),

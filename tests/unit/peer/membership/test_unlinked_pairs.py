@@ -278,7 +278,7 @@ def test_a_coordinator_that_loses_its_quorum_makes_room_for_one_that_has_one() -
         cluster.unlinkable.add(frozenset((peer_id("b"), peer_id(other))))
         cluster.give("b", ev.LinkDown(peer_id(other), "reset"))
         cluster.give(other, ev.LinkDown(peer_id("b"), "reset"))
-    cluster.until(lambda: lead_of(cluster) in ("a", "c", "d"), 30.0)
+    cluster.until(lambda: lead_of(cluster) in ("a", "c", "d"), 5.0)
     cluster.until_round("ac", 3)
     cluster.until_round("acd", 3)
     assert cluster.host("d").node.me.inc == 1, "a has no link to it, but c had: it stayed"
