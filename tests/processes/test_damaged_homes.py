@@ -202,14 +202,24 @@ def test_damages_that_cost_the_memory(tmp_path: Path) -> None:
 
 def test_a_ledger_that_was_put_back_is_found_out_by_others(tmp_path: Path) -> None:
     """An image of the machine's disk: the file is the same one, with what it had before."""
-    image = tmp_path / "image"
+    image, had = tmp_path / "image", tmp_path / "had"
+
+    def keep(home: Path) -> None:
+        image.hardlink_to(home / LEDGER)  # each compaction makes another file the ledger
+        had.write_bytes(image.read_bytes())
+
+    def put_back(home: Path) -> None:
+        with image.open("r+b") as file:
+            file.write(had.read_bytes())
+        (home / SPARE).unlink()  # which may be the same file by now
+        image.replace(home / LEDGER)
+
     with fleet(tmp_path) as run:
         begin(run)
-        # Each start makes another file the ledger: this name keeps the one of now.
-        restarted(run, "b", Damage(lambda home: image.hardlink_to(home / LEDGER), "back in view"))
+        restarted(run, "b", Damage(keep, "back in view"))
+        has_rounds(run)  # it has said READY since: the others remember that
         before = run.peers["b"].status()["incarnation"]
-        put_back = Damage(lambda home: image.replace(home / LEDGER) and None, "back in view")
-        peer = restarted(run, "b", put_back)
+        peer = restarted(run, "b", Damage(put_back, "back in view"))
         told = "others have heard more of this peer than its ledger remembers"
         # On a busy machine it may have been voted out before it was there again.
         out = "is without this peer"
