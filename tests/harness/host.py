@@ -77,8 +77,8 @@ class Host:
 
     @property
     def memory(self) -> object:
-        """What this process has of former ones: with a durable home, what they have said."""
-        return (self.disk.memory, self.node.me.inc) if self.disk is not None else self
+        """What it has promised as this incarnation; with a durable home, in former processes too."""
+        return self.disk.memory if self.disk is not None else self, self.node.me.inc
 
     @property
     def round(self) -> int:
