@@ -71,9 +71,16 @@ def newest(home: Path) -> Path:
 
 
 def first_round(home: Path) -> Path:
-    """Return the first of the rounds that lead on from the newest checkpoint."""
-    number = read_manifest(newest(home)).round + 1
-    return max((home / "rounds").glob(f"{number}-*"))
+    """Return the first of the rounds that lead on from the newest checkpoint.
+
+    That may be so new that no round follows it: then it goes, and the one before is the newest.
+    """
+    while True:
+        number = read_manifest(newest(home)).round + 1
+        found = sorted((home / "rounds").glob(f"{number}-*"))
+        if found:
+            return found[-1]
+        shutil.rmtree(newest(home))
 
 
 def copy(home: Path) -> None:
