@@ -849,8 +849,10 @@ class Node:
     def _on_redirect(self, source: bytes, redirect: ms.Redirect) -> None:
         """Join the run that lives, also if we were about to found it."""
         view, found = self._here.view, redirect.decided
-        if view is not None and view.number == 0 and found.lineage != view.lineage:
-            self._out_of_view("the run has been founded by others; joining them", "genesis")
+        is_late = view is not None and view.number == 0 and found.lineage != view.lineage
+        text = "the run has been founded by others; joining them"
+        if is_late and self._out_of_view(text, "genesis"):
+            self.joining.renew()  # it has voted there, and must not vote there once more
         if self._here.view is None and not names_later_life(found, self._here):
             self.joining.on_redirect(source, redirect)
             self.bootstrap.put_off()
