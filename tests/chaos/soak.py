@@ -203,7 +203,7 @@ class Soak:
         return f"stall of {stall.length_s:.1f} s from {at_s:.1f} s on: {names_of(stall.faults)}"
 
     def is_fit(self) -> bool:
-        """Whether a majority of the view is up and linked, and one of it has a trainer."""
+        """Return whether a majority of the view is up and linked, and one has a trainer."""
         view = max(
             (status for _, status in self.watch.statuses.values()),
             key=lambda status: (status["view"], status["round"]),

@@ -272,7 +272,7 @@ class Checker:
                     self._reports_ready(host, message)
 
     def _is_on_disk(self, host: Host, message: ms.Promise | ms.Accepted) -> None:
-        """Of an older view nothing binds any more, and a compaction may have dropped it."""
+        """Ignore older views: nothing of them binds, and a compaction may have dropped it."""
         view, disk = host.node.view, host.disk
         if disk is None or view is None or not host.node._here.outbox.is_on:
             return

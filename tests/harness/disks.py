@@ -98,7 +98,7 @@ class Disk:
         self.rounds = {place: r for place, r in self.rounds.items() if place in places}
 
     def backs(self, message: object) -> bool:
-        """Whether a word that must not be forgotten is synced before it leaves. Its table is not
+        """Check that a word that must not be forgotten is synced before it leaves. Its table is not
         that of the product."""
         if type(message) is ms.Promise:
             return any(

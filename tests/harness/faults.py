@@ -27,7 +27,7 @@ def lose(cluster: Cluster, kind: type, to: str = "", count: int = 1_000_000) -> 
 
 
 def begins_of(cluster: Cluster) -> list[Begin]:
-    """What is begun from now on."""
+    """Return what is begun from now on."""
     found: list[Begin] = []
     before = cluster.hold
 

@@ -77,7 +77,7 @@ class Host:
 
     @property
     def memory(self) -> object:
-        """Whose promises count: this incarnation, with a durable home over several processes."""
+        """Name who has promised: this incarnation, with a durable home over several processes."""
         return self.disk.memory if self.disk is not None else self, self.node.me.inc
 
     @property
