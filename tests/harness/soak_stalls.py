@@ -1,4 +1,4 @@
-"""Which stalls of a soak are explained by the faults under way, and which are misses.
+"""Tell which stalls of a soak the faults under way explain, and which are misses.
 
 A stall is the time since the last commit. It counts while a majority of the view is *fit*: its
 processes run and have answered since they were started, and one of them has paths to the others;

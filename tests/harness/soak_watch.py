@@ -1,4 +1,4 @@
-"""What the soak sees: statuses, equal digests, commits, memory, homes."""
+"""Watch a soak: statuses, equal digests, commits, memory, homes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Flatness:
 
 @dataclass
 class Homes:
-    """What lies in all homes together, over time."""
+    """Measure what lies in all homes together, over time."""
 
     bytes_: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)

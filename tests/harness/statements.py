@@ -1,4 +1,4 @@
-"""What peers say must be so: READY, COMMIT, reports, and the beats that a coordinator goes by.
+"""Check that what peers say is so: READY, COMMIT, reports, and beats that a coordinator goes by.
 
 The rest of the checker sees a wrong word only once it has done harm, which may take a second fault
 at the right moment. Here each word is compared with what is known about who says it:
@@ -212,7 +212,7 @@ class Statements:
                 assert said.get((source, member.inc)) == counted, f"{what} that was not said"
 
     def _counts_misses(self, host: Host, source: bytes, miss: ms.Miss) -> None:
-        """What a participant misses is counted for its attempt, and for no other."""
+        """Check that what a participant misses is counted for its attempt, and for no other."""
         lead = host.node.coordinator
         attempt = lead.attempts.get(miss.round) if lead is not None else None
         if lead is None or attempt is None:

@@ -23,14 +23,14 @@ FORGOT = "this peer does not know what it has promised"
 
 
 class Damage(NamedTuple):
-    """What is done to a home whose daemon is dead, and what the next one says of it."""
+    """Say what is done to a home whose daemon is dead, and what the next one says of it."""
 
     do: Callable[[Path], None]
     says: str
 
 
 def used(ledger: Path) -> int:
-    """Where the records of the first half end."""
+    """Return where the records of the first half end."""
     return len(ledger.read_bytes()[:HALF_BYTES].rstrip(b"\0"))
 
 

@@ -1,4 +1,4 @@
-"""How many seeds come to what: rows of the literal tables, and both outcomes of each condition.
+"""Count the seeds that come to each row of the literal tables and each outcome of a condition.
 
     python -m simulation.coverage --seeds 0..5000 --jobs 2   # what fewer than 20 of 5,000 reach
     python -m simulation.coverage --seeds 0..500 --all       # everything
@@ -78,7 +78,7 @@ def batch(first: int, end: int) -> tuple[Counter[Item], list[str]]:
 
 
 def reached() -> Iterator[Item]:
-    """What this process has come to since the counters were set back."""
+    """Return what this process has come to since the counters were set back."""
     for place, hit in enumerate(guards.HITS):
         if hit:
             yield _outcome(place)

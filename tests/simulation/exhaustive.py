@@ -259,7 +259,7 @@ class Search:
 
 
 def _home_of(host: Host) -> Home:
-    """What a cluster's disk has, all of it synced."""
+    """Return what a cluster's disk has, all of it synced."""
     disk = host.disk
     assert disk is not None
     records = tuple(record for _, record in disk.records)

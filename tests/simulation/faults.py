@@ -248,7 +248,7 @@ class Faults:
                 arena.dial(host, other.peer)
 
     def _advise(self, fault: Fault) -> None:
-        """What measurements say of the members, of all or some: every peer's planner says it."""
+        """Advise what measurements say of all or some members, as every peer's planner does."""
         for host in self.arena.living():
             view, dice = host.node.view, random.Random(fault.detail)
             if view is not None and view.number > 0:

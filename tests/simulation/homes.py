@@ -1,4 +1,4 @@
-"""What a search of all orders of events knows of each peer's disk, and what comes back from it.
+"""Keep what a search of all orders of events knows of each peer's disk; bring peers back from it.
 
 A record that is to be synced is, at once: that the disk takes its time is for seeds (durable.py).
 What need not be synced is there or not after a power cut: both are tried. R of a round is there if

@@ -109,7 +109,7 @@ def _dispute(dice: random.Random, names: str, at_s: float) -> list[Fault]:
 
 
 def _ghost(dice: random.Random, names: str, at_s: float) -> list[Fault]:
-    """What a process has said arrives when the next one under its name is in."""
+    """Deliver what a process has said when the next one under its name is in."""
     kind = dice.choice(("Heartbeat", "Heartbeat", "Heartbeat", "Ready", "Join", "Accepted"))
     late_s, count = round(dice.uniform(1.0, 4.0), 3), dice.choice((1, 2, 4))
     away_s = round(dice.uniform(0.02, 0.3), 3)

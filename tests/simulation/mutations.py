@@ -267,7 +267,7 @@ def draw(seed: int, count: int) -> list[Mutation]:
 
 
 def mutated(mutation: Mutation) -> Callable[[str], ast.Module]:
-    """How the module of a mutation is compiled with it."""
+    """Compile the module of a mutation with it."""
 
     def act(source: str) -> ast.Module:
         tree = ast.parse(source)
@@ -279,7 +279,7 @@ def mutated(mutation: Mutation) -> Callable[[str], ast.Module]:
 
 
 def marked(numbers: Mapping[int, int]) -> Callable[[str], ast.Module]:
-    """How a module is compiled that notes whether mutations of it could have mattered.
+    """Compile a module so that it notes whether mutations of it could have mattered.
 
     ``numbers``: of these mutations, by their places.
     """

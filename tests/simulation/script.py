@@ -211,7 +211,7 @@ def _holders(dice: random.Random, options: Options, names: str) -> list[Fault]:
 
 
 def _wakes(dice: random.Random, options: Options, names: str) -> list[Fault]:
-    """Who holds the last rounds is stopped; as soon as the others are about to go back it wakes up,
+    """Stop who holds the last rounds; as soon as the others are about to go back it wakes up,
     and whoever leads them there dies a moment later."""
     witnesses = names[1 : 1 + options.witnesses]
     replicas = [name for name in names if name not in witnesses]

@@ -130,7 +130,7 @@ def test_a_restart_at_any_time_as_far_as_the_bound_goes() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("who", ["a", "b", "abc"])
 def test_restarts_at_any_time_as_far_as_the_bound_goes(who: str) -> None:
-    """Of the coordinator, of a member, and of each once: all of them may be down at once."""
+    """Restart the coordinator, a member, or each once: all of them may be down at once."""
     found = search(Setting(1, 0, 40_000, restarts=who))
     assert not found.failure, "\n".join([found.failure, *found.path])
     assert found.ends > 300

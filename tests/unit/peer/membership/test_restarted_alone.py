@@ -1,4 +1,4 @@
-"""Who comes back and could go on alone looks for those first who may have gone on without it."""
+"""Test that who comes back and could go on alone looks first for who may have gone on already."""
 
 from __future__ import annotations
 

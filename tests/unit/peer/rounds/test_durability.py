@@ -1,4 +1,4 @@
-"""What is written down, on a real disk, by the task that writes it."""
+"""Test what is written down, on a real disk, by the task that writes it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def operation(number: int) -> tuple[ReadyRecord, CommitRecord]:
 
 
 def test_records_that_are_never_synced_do_not_fill_a_ledger(tmp_path: Path) -> None:
-    """Of collectives of a session nothing is synced: many times what the file holds."""
+    """Write many times what the file holds: of collectives of a session nothing is synced."""
 
     async def scenario() -> None:
         ledger = open_ledger(RealDisk(), tmp_path, half_bytes=HALF_BYTES).ledger

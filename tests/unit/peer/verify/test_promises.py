@@ -1,4 +1,4 @@
-"""What one process of a participant may promise: once in each attempt, and only as itself."""
+"""Test what one process of a participant may promise: once in an attempt, and only as itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_nobody_promises_twice_in_one_attempt() -> None:
 
 
 def test_a_process_promises_nothing_for_another() -> None:
-    """What the earlier one has signed under these terms nobody knows any more."""
+    """Sign nothing: what the earlier one has signed under these terms nobody knows any more."""
     later = Promises(ME, 5)
     assert not later.may_promise(TERMS)
     assert not later.may_promise(replace(TERMS, lives=()))
