@@ -39,10 +39,10 @@ from harness.health import assert_healthy
 from harness.netns import Net
 from harness.power_cut import with_preloads
 from harness.processes import NET_PORT, Fleet
+from harness.slow_disk import SlowDisk
 from harness.soak_faults import GUEST, KINDS, MARRED, Kind, NotYet, Undo
 from harness.soak_stalls import DEAD_S, Stall, Stalls, has_majority, names_of
 from harness.soak_watch import SHORT_S, Homes, Watch
-from harness.sync_delay import SyncDelay
 from harness.wrong_clock import WrongClock
 
 from atoll.peer.checkpoint.reader import candidates, open_latest
@@ -98,7 +98,7 @@ class Soak:
         self.run = Fleet(folder, self.net)
         self.run.options = self.options
         self.clocks = {name: WrongClock(folder / f"clock-{name}") for name in NAMES}
-        self.disks = {name: SyncDelay(folder / f"disk-{name}") for name in NAMES}
+        self.disks = {name: SlowDisk(folder / name, folder / f"disk-{name}") for name in NAMES}
         self.events = (folder / "events.log").open("w")
         self.mounted: list[Path] = []
         self.active: list[Active] = []

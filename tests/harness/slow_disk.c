@@ -2,7 +2,7 @@
  *
  * The device does one thing after the other. What a process writes waits in memory; sync_file_range
  * hands it to the device and does not wait; fsync and fdatasync hand over the rest of the file, and
- * wait for that and for the time of a sync. The counters are shared with the test. */
+ * wait for that and for the time of a sync. Counters and that time are shared with the test. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,10 +24,10 @@
 
 static char below[PATH_MAX];
 static size_t below_length;
-static double bytes_per_s, sync_s, busy_until_s;
+static double bytes_per_s, busy_until_s;
 static uint64_t waiting[FDS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct { uint64_t written, syncs; } none, *counters = &none;
+static struct { uint64_t written, syncs; double sync_s; } none, *shared = &none;
 
 static void *real(const char *name) {
     void *found = dlsym(RTLD_NEXT, name);
@@ -36,15 +36,16 @@ static void *real(const char *name) {
 }
 
 __attribute__((constructor)) static void begin(void) {
-    const char *folder = getenv("ATOLL_TEST_SLOW_DISK"), *file = getenv("ATOLL_TEST_SLOW_DISK_COUNTERS");
-    const char *speed = getenv("ATOLL_TEST_SLOW_DISK_SPEED"), *sync = getenv("ATOLL_TEST_SLOW_DISK_SYNC_S");
-    if (!folder || !file || !speed || !sync || !realpath(folder, below)) return;
+    const char *folder = getenv("ATOLL_TEST_SLOW_DISK"), *file = getenv("ATOLL_TEST_SLOW_DISK_SHARED");
+    const char *speed = getenv("ATOLL_TEST_SLOW_DISK_SPEED");
+    if (!folder || !file || !speed || strlen(folder) >= sizeof below) return;
     bytes_per_s = atof(speed);
-    sync_s = atof(sync);
     int fd = open(file, O_RDWR | O_CLOEXEC);
-    void *shared = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (shared != MAP_FAILED) counters = shared;
+    void *mapped = mmap(NULL, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
+    if (mapped == MAP_FAILED) return;
+    shared = mapped;
+    strcpy(below, folder); /* resolved; it may not be there yet */
     below_length = strlen(below);
 }
 
@@ -78,7 +79,7 @@ static void wrote(int fd, ssize_t nbytes) {
     if (nbytes > 0 && is_below(fd)) {
         pthread_mutex_lock(&lock);
         waiting[fd] += (uint64_t)nbytes;
-        counters->written += (uint64_t)nbytes;
+        shared->written += (uint64_t)nbytes;
         pthread_mutex_unlock(&lock);
     }
     errno = error;
@@ -104,8 +105,8 @@ int sync_file_range(int fd, off64_t at, off64_t nbytes, unsigned flags) {
 
 static void wait_for_sync(int fd) {
     pthread_mutex_lock(&lock);
-    hand_over(fd, UINT64_MAX, sync_s);
-    counters->syncs++;
+    hand_over(fd, UINT64_MAX, shared->sync_s);
+    shared->syncs++;
     double until_s = busy_until_s;
     pthread_mutex_unlock(&lock);
     struct timespec until = {(time_t)until_s, (long)(1e9 * (until_s - (double)(time_t)until_s))};

@@ -7,6 +7,7 @@ and counts what is written.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -17,7 +18,7 @@ from pathlib import Path
 __all__ = ["SlowDisk"]
 
 SOURCE = Path(__file__).with_suffix(".c")
-COUNTERS = struct.Struct("=QQ")
+SHARED = struct.Struct("=QQd")  # bytes written, syncs, and how long a sync takes
 
 
 class SlowDisk:
@@ -26,29 +27,35 @@ class SlowDisk:
     Each process has the disk for itself.
     """
 
-    def __init__(self, folder: Path, aside: Path, bytes_per_s: float, sync_s: float) -> None:
+    def __init__(
+        self, folder: Path, aside: Path, bytes_per_s: float = math.inf, sync_s: float = 0.0
+    ) -> None:
+        """Begin with a disk of this speed. ``aside``: a folder for the library."""
         compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
         if compiler is None:
             raise RuntimeError("a slow disk needs a C compiler: apt-get install gcc libc6-dev")
         aside.mkdir(parents=True, exist_ok=True)
-        library, counters = aside / "slow_disk.so", aside / "counters"
+        library, shared = aside / "slow_disk.so", aside / "shared"
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
         subprocess.run(command, check=True)
-        counters.write_bytes(bytes(COUNTERS.size))
-        with counters.open("r+b") as file:
-            self._counters = mmap.mmap(file.fileno(), COUNTERS.size)
+        shared.write_bytes(SHARED.pack(0, 0, sync_s))
+        with shared.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), SHARED.size)
         self.environment = {
             "LD_PRELOAD": os.fspath(library),
             "ATOLL_TEST_SLOW_DISK": os.fspath(folder.resolve()),
-            "ATOLL_TEST_SLOW_DISK_COUNTERS": os.fspath(counters),
+            "ATOLL_TEST_SLOW_DISK_SHARED": os.fspath(shared),
             "ATOLL_TEST_SLOW_DISK_SPEED": str(bytes_per_s),
-            "ATOLL_TEST_SLOW_DISK_SYNC_S": str(sync_s),
         }
 
     @property
     def written_bytes(self) -> int:
-        return int(COUNTERS.unpack(self._counters[:])[0])
+        return int(SHARED.unpack(self._shared[:])[0])
 
     @property
     def syncs(self) -> int:
-        return int(COUNTERS.unpack(self._counters[:])[1])
+        return int(SHARED.unpack(self._shared[:])[1])
+
+    def slow_down(self, sync_s: float) -> None:
+        """Make each sync take so long from now on, in processes that run, too."""
+        self._shared[-8:] = struct.pack("=d", sync_s)

@@ -28,7 +28,7 @@ from harness.bad_path import BadPath, flip_state
 from harness.health import usage
 from harness.netns import Net
 from harness.processes import NET_PORT, Fleet
-from harness.sync_delay import SyncDelay
+from harness.slow_disk import SlowDisk
 from harness.wrong_clock import WrongClock
 
 __all__ = ["GUEST", "KINDS", "MARRED", "Kind", "NotYet", "Stage"]
@@ -53,7 +53,7 @@ class Stage(Protocol):
     run: Fleet
     net: Net
     clocks: dict[str, WrongClock]
-    disks: dict[str, SyncDelay]
+    disks: dict[str, SlowDisk]
     path: BadPath
     dice: random.Random
     slow_bps: float  # of a slow link, in which a round still takes a few seconds
@@ -252,8 +252,8 @@ def fill_disk(stage: Stage, name: str) -> Undo:
 
 
 def slow_disk(stage: Stage, name: str) -> Undo:
-    stage.disks[name].delay(stage.dice.uniform(0.02, SYNC_S_MAX))
-    return lambda: stage.disks[name].delay(0)
+    stage.disks[name].slow_down(stage.dice.uniform(0.02, SYNC_S_MAX))
+    return lambda: stage.disks[name].slow_down(0.0)
 
 
 def flip_home(stage: Stage, name: str) -> Undo:
