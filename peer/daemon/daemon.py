@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import (
-    AdmissionError,
     AtollError,
     ConnectError,
     IdentityInUseError,
@@ -33,6 +32,7 @@ from atoll.peer.daemon.memory import HomeMemory, room_of
 from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
+from atoll.peer.daemon.reconnect import is_refusal
 from atoll.peer.daemon.resuming import Inquiry
 from atoll.peer.daemon.status import missing_founders, nobody_answers, nobody_leads
 from atoll.peer.daemon.wiring import Components
@@ -194,7 +194,7 @@ class Daemon:
                 await unless_ended(self._first_link(reached), self._end)
                 return
             except ConnectError as error:
-                if not options.returns or isinstance(error, AdmissionError):
+                if not options.returns or is_refusal(error):
                     raise
                 if not said:
                     self.note("waiting", nobody_answers(options.run, self.advertised(), error.what))
@@ -211,7 +211,7 @@ class Daemon:
         while not self.host.link_peers():
             if reached.done():
                 error = reached.exception()
-                is_final = isinstance(error, AdmissionError) or not isinstance(error, ConnectError)
+                is_final = is_refusal(error) or not isinstance(error, ConnectError)
                 if is_final or self._loop.time() >= again_s:
                     reached.result()
                     return

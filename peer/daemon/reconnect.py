@@ -45,6 +45,14 @@ PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tr
 PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
 
 
+def is_refusal(error: BaseException | None) -> bool:
+    """Return whether a run will not have this peer, however often it asks.
+
+    An address from which no more peers may come has room again when one of them is gone.
+    """
+    return isinstance(error, AdmissionError) and not isinstance(error, AddressFullError)
+
+
 class KnownAddresses:
     """Keep whom to ask for the run, outside a view and after a restart: the home remembers them."""
 
@@ -219,7 +227,7 @@ class Reconnector:
         refusals: dict[bytes, AdmissionError] = {}
         for member in view.members:
             error = self._failed.get(self._reach.address_of(member.peer, member.address))
-            if isinstance(error, AdmissionError) and not isinstance(error, AddressFullError):
+            if isinstance(error, AdmissionError) and is_refusal(error):
                 refusals[member.peer] = error
         if not refusals or not is_quorum(view, {*refusals, self._host.peer_id}):
             return None

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from atoll.collectives.errors import AdmissionError, ConnectError, IdentityInUseError
+from atoll.collectives.errors import (
+    AddressFullError,
+    AdmissionError,
+    ConnectError,
+    IdentityInUseError,
+)
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.reconnect import (
@@ -190,7 +196,7 @@ def test_who_has_a_link_is_not_probed_and_others_by_one_at_a_time() -> None:
 # ---------------------------------------------------------------- the daemon
 
 
-def daemon_of(home: Home, lines: list[str]) -> Daemon:
+def daemon_of(home: Home, lines: list[str], **more: Any) -> Daemon:
     options = DaemonOptions(
         run="demo",
         secret=bytes(32),
@@ -198,18 +204,21 @@ def daemon_of(home: Home, lines: list[str]) -> Daemon:
         listen_port=0,
         advertise="127.0.0.1",
         found=False,
-        contacts=ADDRESSES,
+        **{"contacts": ADDRESSES, **more},
     )
     return Daemon(home, options, lines.append)
 
 
 def served(
-    folder: Path, scenario: Callable[[Daemon, Dials], Awaitable[None]], lines: list[str]
+    folder: Path,
+    scenario: Callable[[Daemon, Dials], Awaitable[None]],
+    lines: list[str],
+    **more: Any,
 ) -> None:
     """Run a daemon whose dials hang while the scenario goes on; raises what ended it."""
 
     async def whole(home: Home) -> None:
-        daemon, dials = daemon_of(home, lines), Dials()
+        daemon, dials = daemon_of(home, lines, **more), Dials()
         daemon.host.dial = dials.dial  # type: ignore[method-assign,assignment]  # no network
         running = asyncio.create_task(daemon.run(lambda: lines.append("ready")))
         async with asyncio.timeout(PATIENCE_S):
@@ -229,6 +238,23 @@ def test_a_daemon_leaves_although_nobody_answers_its_dials(tmp_path: Path) -> No
     served(tmp_path, scenario, lines)
     assert "ready" not in lines
     assert any("leaving the run" in line for line in lines)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_who_was_in_the_run_waits_for_room_at_its_address(tmp_path: Path, returns: bool) -> None:
+    """Peers that have died count for a while; a newcomer is told at once that there are too many."""
+
+    async def scenario(daemon: Daemon, dials: Dials) -> None:
+        dials.fail(ADDRESSES[0], AddressFullError("4 peers of 1.2.3.4 are in the run"))
+        while returns and not any("4 peers of 1.2.3.4" in line for line in lines):
+            await asyncio.sleep(0.01)
+        if returns:
+            daemon.leave()
+
+    lines: list[str] = []
+    ends = nullcontext() if returns else pytest.raises(AddressFullError)
+    with ends:
+        served(tmp_path, scenario, lines, contacts=ADDRESSES[:1], returns=returns)
 
 
 def test_a_daemon_that_is_refused_as_an_older_life_ends(tmp_path: Path) -> None:
