@@ -449,7 +449,8 @@ class Daemon:
         if self.parts.inquiry is not None:
             self.parts.inquiry.on_up(peer, address)
             return
-        self.feed(ev.LinkUp(peer, address, self.host.srtt_s(peer)))
+        srtt_s, life = self.host.srtt_s(peer), self.host.linked_life(peer)
+        self.feed(ev.LinkUp(peer, address, srtt_s, life))
 
     def on_down(self, peer: bytes, why: str) -> None:
         self.note("link", f"connection to {short(peer)} ended: {why}")

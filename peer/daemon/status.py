@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,15 @@ from atoll.peer.membership.messages import NO_TERMS
 from atoll.peer.membership.participation import trainers_needed
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import rounds_left
-from atoll.peer.membership.view import ARCHIVE, REPLICA, WITNESS, Member, View, plain, short
+from atoll.peer.membership.view import (
+    ARCHIVE,
+    REPLICA,
+    WITNESS,
+    Member,
+    View,
+    plain,
+    short,
+)
 
 LABEL_CHARACTERS = 10
 BANS_SHOWN_MAX = 20  # `atoll status --json` has more
@@ -55,6 +63,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "admission": parts.admission.status(),
         "checkpoint": _checkpoint(parts),
         "durable": parts.durability.describe() if parts.durability is not None else "nothing",
+        "survives": survives(node.view, _keepers(parts)),
         "attempt": max((begin.attempt for begin in own.begins.values()), default=0),
         "members": [_member(parts, view, member) for member in view.members] if view else [],
         "learners": _learners(parts),
@@ -88,6 +97,35 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "history": parts.event_log.history,
         "uptime_s": time.monotonic() - parts.started_s,
     }
+
+
+def survives(view: View | None, keepers: Collection[bytes]) -> str:
+    """Say who has to come back after a power cut of all, so that the run goes on by itself.
+
+    ``keepers``: those on whose disks rounds are, as far as this peer knows.
+    """
+    if view is None or view.number == 0:
+        return ""
+    kept = [short(peer) for peer in view.peers if peer in keepers]
+    if not kept:
+        return "no power cut of all: nobody keeps rounds on its disk"
+    names, half = [short(peer) for peer in view.peers], len(view.peers) // 2
+    text = f"any {half + 1} of {listed(names)}" if half + 1 < len(names) else listed(names)
+    if 2 * half == len(names):  # half with the tie-breaker are a quorum, too
+        text += f", or {names[0]}" + (f" and {half - 1} more of them" if half > 1 else "")
+    if len(kept) < len(names):  # a vote of somebody else may have made up for a disk
+        text += f", among them one that has the last round (kept by {listed(kept)})"
+    return f"a power cut of all, when these are back: {text}"
+
+
+def _keepers(parts: Components) -> set[bytes]:
+    """Return who keeps rounds: the coordinator hears it, others take it that replicas do."""
+    node = parts.node
+    lead, me = node.coordinator, node.me.peer
+    if lead is not None:
+        return lead.roster.keepers()
+    replicas = {*node.view.replicas} if node.view is not None else set[bytes]()
+    return replicas if node.follower.keeps_rounds else replicas - {me}
 
 
 def _layout(parts: Components) -> str:
@@ -290,6 +328,8 @@ def render(status: dict[str, Any]) -> str:
     if status["checkpoint"]:
         lines.append(_line("checkpoint", status["checkpoint"]))
     lines.append(_line("remembers", status["durable"]))
+    if status["survives"]:
+        lines.append(_line("survives", status["survives"]))
     lines += describe_admission(status["admission"])
     if status["left_out"]:
         lines.append(_line("no link", status["left_out"]))

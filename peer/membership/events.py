@@ -82,6 +82,7 @@ class LinkUp:
     peer: bytes
     address: str = ""  # what it advertises
     srtt_s: float = 0.0  # a round trip, as measured while connecting
+    life: int = 0  # which process of the peer this is; 0 where that is not known
 
 
 @dataclass(frozen=True, slots=True)

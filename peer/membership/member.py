@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from atoll.collectives.units import listed
 from atoll.peer.membership.bans import BanBook
 from atoll.peer.membership.durable_records import CommitRecord, ReadyRecord, Recovered
 from atoll.peer.membership.events import (
@@ -596,8 +597,11 @@ class MemberState:
 
     # ------------------------------------------------------------ views
 
-    def on_install(self, view: View) -> None:
-        """Reset what belonged to the old view and reach the new one's base, if we hold it."""
+    def on_install(self, view: View, restarted: tuple[bytes, ...] = ()) -> None:
+        """Reset what belonged to the old view and reach the new one's base, if we hold it.
+
+        ``restarted``: the members that were started again while this peer was beyond that base.
+        """
         self._missed.clear()
         base = (view.base_round, view.base_chain)
         path = self._path_to(*base) if not self.unsynced else None
@@ -612,14 +616,16 @@ class MemberState:
             return
         if not self.is_replica or view.base_round == 0:
             self.move_to(*base)
-        elif not self.unsynced and self._take_back(*base):
+        elif not self.unsynced and self._take_back(*base, restarted):
             return
         else:
             self.diverged = self.round >= view.base_round
             if not self.unsynced:
                 self.fell_behind(f"missed round {view.base_round}, downloading it")
 
-    def _take_back(self, round_number: int, chain: bytes) -> bool:
+    def _take_back(
+        self, round_number: int, chain: bytes, restarted: tuple[bytes, ...] = ()
+    ) -> bool:
         """Go back over operations that a power cut has taken from the others, if there is no more.
 
         The state is that of the base, so nothing is fetched. What its trainer has of them the
@@ -636,7 +642,8 @@ class MemberState:
         self._stands_at(round_number, chain)
         calls = ", ".join(taken[-CALLS_NAMED_MAX:])
         first = f"rounds {round_number + 1} to {last}" if len(taken) > 1 else f"round {last}"
-        text = f"{first} ({calls}) were lost with the power of other peers' machines"
+        who = listed([short(peer) for peer in restarted]) or "other peers"
+        text = f"{first} ({calls}) were lost when {who} lost power and started again"
         self._emit(Note("lost-calls", f"{text}; the trainer is told with its next call"))
         self._tell_lost(text)
         return True

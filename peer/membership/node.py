@@ -433,7 +433,7 @@ class Node:
         self._go(Trigger.LED if leads else Trigger.FOLLOWED)
         here.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
         here.emit(ev.Installed(decided))
-        self.follower.on_install(decided)
+        self.follower.on_install(decided, here.restarted_after(decided.base_round))
         here.emit(ev.Persist(ViewRecord(decided, proof), synced=leads))
         self.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
         self.forks.on_install(old, decided)
@@ -555,6 +555,7 @@ class Node:
         here.linked.add(event.peer)
         here.refused.discard(event.peer)
         here.srtt_s[event.peer] = event.srtt_s
+        here.linked_to(event.peer, event.life, self.follower.round)
         here.addresses[event.peer] = event.address
         self.heartbeats.soon()
         self.joining.soon()

@@ -34,6 +34,8 @@ class Situation:
         self.linked: set[bytes] = set()
         self.srtt_s: dict[bytes, float] = {}
         self.addresses: dict[bytes, str] = {}  # that linked peers, and this one, advertise
+        self.lives: dict[bytes, int] = {}  # the latest process of each peer that was linked
+        self.restarts: dict[bytes, int] = {}  # who came as a later one, and our round then
         self.refused: set[bytes] = set()  # members whose life has certainly ended
         self.outbound = False  # this peer can only dial out
         self.machines = Machines()  # that the members run on
@@ -47,6 +49,9 @@ class Situation:
         """Let the limits follow the slowest round trip to a member of the view."""
         members = self.view.peers if self.view else ()
         self.machines.keep(members)
+        known = {*members} | self.linked
+        self.lives = {peer: life for peer, life in self.lives.items() if peer in known}
+        self.restarts = {peer: at for peer, at in self.restarts.items() if peer in known}
         slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
         self.timing = self._unpaced.paced(slowest_s, len(members))
 
@@ -71,6 +76,17 @@ class Situation:
     def unlinked_s(self, peer: bytes) -> float:
         """Return since when this peer has had no link to a member; now if it has one."""
         return self._unlinked_s.get(peer, self.now_s)
+
+    def linked_to(self, peer: bytes, life: int, own_round: int) -> None:
+        """Note which process of a peer there is a link to, while this peer stands at a round."""
+        if self.lives.get(peer, life) < life:
+            self.restarts[peer] = own_round
+        self.lives[peer] = max(life, self.lives.get(peer, life))
+
+    def restarted_after(self, round_number: int) -> tuple[bytes, ...]:
+        """Return the members that were started again while this peer was beyond a round."""
+        members = self.view.peers if self.view is not None else ()
+        return tuple(peer for peer in members if self.restarts.get(peer, -1) > round_number)
 
     def lag_s(self) -> float:
         """Return how late this peer's event loop was lately, as it announces it."""

@@ -41,7 +41,7 @@ class Cluster(World):
         if self.are_apart(peer_id(a), peer_id(b)):
             return
         for here, there in ((a, b), (b, a)):
-            self.give(here, ev.LinkUp(peer_id(there)))
+            self.give(here, ev.LinkUp(peer_id(there), life=self.host(there).life))
 
     def isolate(self, names: Iterable[str]) -> None:
         """Cut these from all others, silently."""

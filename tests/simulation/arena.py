@@ -343,8 +343,8 @@ class Arena(World):
         for way in ((a.peer, b.peer), (b.peer, a.peer)):
             self._held.pop(way, None)
         srtt_s = self.delay((a.peer, b.peer)) + self.delay((b.peer, a.peer))
-        self.deliver(a, ev.LinkUp(b.peer, f"{b.name}:1", srtt_s))
-        self.deliver(b, ev.LinkUp(a.peer, f"{a.name}:1", srtt_s))
+        self.deliver(a, ev.LinkUp(b.peer, f"{b.name}:1", srtt_s, b.life))
+        self.deliver(b, ev.LinkUp(a.peer, f"{a.name}:1", srtt_s, a.life))
 
     def is_linked(self, a: Host, b: Host) -> bool:
         return frozenset((a, b)) in self._link

@@ -29,7 +29,7 @@ from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.signing import Signatures
-from atoll.peer.membership.view import Ballot, Member, Rules, View, chain_after
+from atoll.peer.membership.view import Ballot, Member, Rules, View, chain_after, short
 from atoll.peer.rounds.entries import REDUCE
 
 NAMES = "abcde"
@@ -385,7 +385,7 @@ def test_a_later_life_takes_no_part_in_an_attempt_that_names_another() -> None:
 
 def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
     """The state is the same: nothing is fetched, and the trainer hears of it."""
-    lost = 0
+    lost, named = 0, list[str]()
     for seed in range(8):
         cluster = formed("abc")
         cluster.disk_dice = random.Random(seed)
@@ -399,13 +399,18 @@ def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
         cluster.pause("a")
         for name in "bc":
             cluster.restart(name)
+            cluster.link("a", name)  # the kernel of a stopped process takes it
         cluster.until(partial(is_led_by, cluster, "bc"), limit_s=10.0)
         cluster.resume("a")
         assert cluster.until_round("abc", 2) < 10.0
         assert (cluster.host("a").node.me.inc, cluster.host("a").loads) == (1, loads)
         lost += "lost" in [kind for kind, _ in cluster.host("a").told]
+        named += [line for line in cluster.trace if "were lost when" in line]
         assert not any(view.rollback for view in cluster.checker.views.values())
     assert lost
+    assert named
+    peers = [short(peer_id(name)) for name in "bc"]
+    assert all(f"when {peers[0]} and {peers[1]} lost power" in text for text in named), named
 
 
 def is_led_by(cluster: Cluster, names: str) -> bool:
