@@ -83,7 +83,8 @@ class Checkpointer:
         self.idle.set()
         self._began_s = 0.0  # the one that is being written
         self._folder = CheckpointFolder(self._writer)
-        self._last_round = 0  # of the last try
+        self._last_round = 0  # of the last try ...
+        self._last_digest = b""  # ... and what the state was then
         self._wanted = False  # one that is not due
         self._round = 0  # that we were told of last
         self.latest: WrittenCheckpoint | None = None
@@ -148,6 +149,11 @@ class Checkpointer:
     def writing(self) -> bool:
         return not self.idle.is_set()
 
+    @property
+    def writing_since(self) -> int | None:
+        """Return the round from which on a checkpoint is being copied; None if none is."""
+        return self._last_round if self.writing else None
+
     def describe_writing(self) -> str:
         """Say for people since when one is being written, and what that waits for; or ""."""
         if self.idle.is_set():
@@ -170,10 +176,11 @@ class Checkpointer:
         rank, step = writers.index(peer), round_number - self._round
         self._round = round_number
         due = is_due(round_number, self._every, rank, len(writers), self._last_round, step)
+        due &= state.digest != self._last_digest  # rounds that change nothing need none
         if not (due or self._wanted) or self.writing or self._writer.stopped.is_set():
             return
         self._wanted = False
-        self._last_round = round_number
+        self._last_round, self._last_digest = round_number, state.digest
         self._began_s = time.monotonic()
         self.idle.clear()
         work = functools.partial(
@@ -248,6 +255,7 @@ class Checkpointer:
     def _finished(self, written: WrittenCheckpoint | None, kind: str, text: str) -> None:
         is_news = kind != "checkpoint" or self.latest is None or not self._quiet
         self.latest = written or self.latest
+        self._last_digest = self._last_digest if written else b""
         self.idle.set()
         if is_news and (written or not self._writer.stopped.is_set()):
             self._daemon.note(kind, text)

@@ -273,15 +273,19 @@ class _StateCopy:
         read_exactly(self._fd, data[place.nbytes :], place.momentum_at)
         changed = False
         for round_number in rounds:
-            head, encoded = self._log.head(round_number), self._log.encoded(round_number)
-            if head is None or encoded is None:
+            head = self._log.head(round_number)
+            if head is None:
                 raise StateError(f"round {round_number} is not in the log any more")
             chunks = self._state.chunks_in(head)
-            if chunk in chunks:
-                start, stop = self._state.layout(head).slice(chunk - chunks.start)
-                contributors = head.origin(chunk - chunks.start).contributors
-                self._step(head, data, encoded[start:stop], contributors)
-                changed = True
+            if chunk not in chunks:
+                continue
+            index = chunk - chunks.start
+            part = self._log.part(round_number, *self._state.layout(head).slice(index))
+            if part is None:
+                raise StateError(f"round {round_number} is not in the log any more")
+            encoded, contributors = np.frombuffer(part, np.uint8), head.origin(index).contributors
+            self._step(head, data, encoded, contributors)
+            changed = True
         if changed:
             self.leaves[chunk] = hashlib.sha256(data).digest()
             self._write(chunk, data)

@@ -473,6 +473,9 @@ class Daemon:
     def checkpoint_rounds(self) -> Collection[int]:
         return self.parts.checkpointer.rounds() if self.parts.checkpointer is not None else ()
 
+    def writing_since(self) -> int | None:
+        return self.parts.checkpointer.writing_since if self.parts.checkpointer else None
+
     def checkpointed(self, round_number: int) -> None:
         if self.parts.durability is not None:
             self.parts.durability.checkpointed(round_number)

@@ -110,7 +110,7 @@ def _is_same_voter(home: Home, options: DaemonOptions, contents: HomeContents) -
 def _forget(contents: HomeContents, opened: OpenedLedger) -> None:
     """Begin a new memory; positions go on."""
     contents.recovered = recovered((), opened.position)
-    contents.records.clear()
+    opened.ledger.compact((), opened.position)
     contents.replayed.clear()
     contents.held.clear()
     if contents.state is not None:

@@ -196,6 +196,9 @@ class DurabilityPort(Log, Protocol):
     def checkpoint_rounds(self) -> Collection[int]:
         """Return the rounds of the checkpoints of this history that are on the disk."""
 
+    def writing_since(self) -> int | None:
+        """Return the round from which on a checkpoint is being copied; None if none is."""
+
     def room(self) -> Room:
         """Return the room there is for checkpoints and rounds, and what these take. OSError."""
 

@@ -32,6 +32,7 @@ from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.vectors.server import VectorService
 
 
@@ -80,6 +81,7 @@ class Components:
             audits=self.audits,
             daemon=daemon,
             received=home.path / "received",
+            files=memory.rounds if memory is not None else None,
         )
         streams = self.executor.streams
         self.round_lines = RoundLines(daemon)
@@ -106,7 +108,7 @@ class Components:
             log=partial(daemon.note, "transfer"),
         )
         self.checkpointer = _checkpointer(home, options, daemon)
-        self.durability = _durability(memory, daemon)
+        self.durability = _durability(memory, self.executor.replica.log, daemon)
 
 
 class HomeSigner:
@@ -164,10 +166,9 @@ def _checkpointer(home: Home, options: DaemonOptions, daemon: DaemonPort) -> Che
     )
 
 
-def _durability(memory: HomeMemory | None, daemon: DaemonPort) -> Durability | None:
+def _durability(memory: HomeMemory | None, log: RoundLog, daemon: DaemonPort) -> Durability | None:
     """Return who writes down what the daemon is to remember; None if nothing is."""
     if memory is None:
         return None
-    contents = memory.contents
-    restored = contents.recovered.state[0]
-    return Durability(contents.records, memory.ledger, memory.rounds, daemon, restored)
+    restored = memory.contents.recovered.state[0]
+    return Durability(memory.ledger, memory.rounds, log, daemon, restored)

@@ -136,7 +136,8 @@ class DurableLedger:
         self._syncing = threading.Lock()  # held for a whole sync or compaction; taken first
         self._lock = threading.Lock()  # of what follows
         self._file: _Halves | None = None
-        self._began_at = 0  # the position for which the file's first records stand
+        self._began_at = 0  # the position for which the file's first records stand ...
+        self._first: list[LedgerRecord] = []  # ... which are these
         self._late: list[LedgerRecord] = []  # appended since the file was made
         self._failure: DiskError | None = None
         self._zeros_bytes = 0  # of the spare: its size, where it is known to hold zeros only
@@ -173,6 +174,11 @@ class DurableLedger:
             self._late.append(record)
             self.position = record.position
             return record.position
+
+    def records(self) -> tuple[list[LedgerRecord], int]:
+        """Return all records that count, in order, and the position up to which they reach."""
+        with self._lock:
+            return [*self._first, *self._late], self.position
 
     def sync(self) -> int:
         """Wait until all that was appended is on the disk; return the last position of it."""
@@ -236,6 +242,7 @@ class DurableLedger:
                     new.append(record)
                 old, self._file = self._file, new
                 self._late, self._began_at = self._after(position), position
+                self._first = list(kept)
                 if old is not None:
                     self._disk.link(self._folder / LEDGER, self._folder / OLD)
                 self._disk.rename(self._folder / NEW, self._folder / LEDGER)

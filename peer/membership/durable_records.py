@@ -64,6 +64,10 @@ from atoll.peer.membership.view import (
 )
 from atoll.peer.net.wire import message
 
+# So many of the last operations stay by name in a compaction: a power cut may take them from others
+# as long as their kernels have not written them, and then they have to be taken back.
+OPERATIONS_KEPT = 256
+
 Position = tuple[int, bytes]  # a round, and the chain after it
 Place = tuple[bytes, int, int, int]  # lineage, view, round, attempt: what a file of R is named by
 
@@ -123,6 +127,19 @@ class ReadyRecord:
         return chain_after(self.before, self.run.round, self.run.fragment, self.run.root)
 
     @property
+    def start(self) -> Position:
+        return self.run.round - 1, self.before
+
+    @property
+    def end(self) -> Position:
+        return self.run.round, self.after
+
+    @property
+    def changes_state(self) -> bool:
+        """Return whether the round is no operation."""
+        return self.begin is None or self.begin.operation is None
+
+    @property
     def place(self) -> Place:
         return self.lineage, self.view, self.run.round, self.run.attempt
 
@@ -136,9 +153,43 @@ class CommitRecord:
     chain: Digest
 
 
+@message(wire="LedgerOperations")
+@dataclass(frozen=True, slots=True)
+class OperationsRecord:
+    """Note that all rounds from one position to another were operations: the state is the same.
+
+    A compaction puts it in the place of their records, of which there may be millions between two
+    steps.
+    """
+
+    first: Rounds  # the position before them ...
+    before: Digest
+    last: Rounds  # ... and after
+    after: Digest
+
+    @property
+    def start(self) -> Position:
+        return self.first, self.before
+
+    @property
+    def end(self) -> Position:
+        return self.last, self.after
+
+    @property
+    def changes_state(self) -> bool:
+        return False
+
+
 Record = (
-    IncarnationRecord | ViewRecord | PromiseRecord | AcceptedRecord | ReadyRecord | CommitRecord
+    IncarnationRecord
+    | ViewRecord
+    | PromiseRecord
+    | AcceptedRecord
+    | ReadyRecord
+    | CommitRecord
+    | OperationsRecord
 )
+ReplayStep = ReadyRecord | OperationsRecord
 
 # Before a message of this kind leaves, whatever records of these kinds were to be synced are. READY
 # leaves in two more ways, heartbeats and reports: member.py says it nowhere before it is synced.
@@ -182,7 +233,7 @@ class Recovered:
     ready: tuple[ReadyRecord, ...]  # what it has said READY for in that view, beyond `known`
     missing: frozenset[int] = frozenset()  # rounds of these whose R is not here
     checkpoint: Position = (0, b"")  # from which ...
-    replay: tuple[ReadyRecord, ...] = ()  # ... these rounds lead to `state`
+    replay: tuple[ReplayStep, ...] = ()  # ... these rounds lead to `state`
 
 
 @dataclass(slots=True)
@@ -196,6 +247,7 @@ class _Ledger:
     accepted: Accepted | None = None
     committed: dict[int, bytes] = field(default_factory=dict)  # round -> chain
     heads: dict[Position, ReadyRecord] = field(default_factory=dict)  # by where they lead to
+    skips: dict[Position, OperationsRecord] = field(default_factory=dict)  # ... and come from
     ready: dict[int, ReadyRecord] = field(default_factory=dict)  # of the view, the latest attempts
 
     def add(self, record: Record) -> None:
@@ -217,6 +269,8 @@ class _Ledger:
                     self.ready[record.run.round] = record
             case CommitRecord():
                 self._commit(record.round, record.chain)
+            case OperationsRecord():
+                self.skips[record.start] = record
 
     def _is_of_view(self, lineage: bytes, number: int) -> bool:
         view = self.view.view if self.view is not None else None
@@ -247,23 +301,30 @@ class _Ledger:
     def known(self) -> Position:
         return max(self.committed.items(), default=(0, b""))
 
-    def rounds_from(self, start: Position, stored: Collection[Place]) -> list[ReadyRecord]:
+    def rounds_from(self, start: Position, stored: Collection[Place]) -> list[ReplayStep]:
         """Return the committed rounds that lead on from a state, as long as their R is here."""
-        found: list[ReadyRecord] = []
-        number, chain = start
-        while (following := self.committed.get(number + 1)) is not None:
-            head = self.heads.get((number + 1, following))
-            if head is None or head.before != chain or not _is_stored(head, stored):
-                break
-            found.append(head)
-            number, chain = number + 1, following
+        found: list[ReplayStep] = []
+        while (step := self._step_from(start)) is not None and _is_stored(step, stored):
+            found.append(step)
+            start = step.end
         return found
 
+    def _step_from(self, at: Position) -> ReplayStep | None:
+        skip = self.skips.get(at)
+        if skip is not None and self.is_committed(skip):
+            return skip
+        number = at[0] + 1
+        head = self.heads.get((number, self.committed.get(number, b"")))
+        return head if head is not None and head.start == at else None
 
-def _is_stored(head: ReadyRecord, stored: Collection[Place]) -> bool:
-    """Return whether R of this round is here; an operation changes no state."""
-    changes = head.begin is None or head.begin.operation is None
-    return head.place in stored or not changes
+    def is_committed(self, step: ReplayStep) -> bool:
+        number, after = step.end
+        return self.committed.get(number) == after
+
+
+def _is_stored(step: ReplayStep, stored: Collection[Place]) -> bool:
+    """Return whether R of this round is here; an operation has none."""
+    return not step.changes_state or (isinstance(step, ReadyRecord) and step.place in stored)
 
 
 def recovered(
@@ -310,7 +371,7 @@ def recovered(
 
 def _rounds_from_start(
     ledger: _Ledger, start: Position, stored: Collection[Place]
-) -> list[ReadyRecord]:
+) -> list[ReplayStep]:
     """Return the way on from a state; from nothing, the first round says itself what it is."""
     if start[0] == 0:
         first = ledger.heads.get((1, ledger.committed.get(1, b"")))
@@ -318,18 +379,25 @@ def _rounds_from_start(
     return ledger.rounds_from(start, stored)
 
 
-def _end(start: Position, rounds: list[ReadyRecord]) -> Position:
-    return (rounds[-1].run.round, rounds[-1].after) if rounds else start
+def _end(start: Position, rounds: list[ReplayStep]) -> Position:
+    return rounds[-1].end if rounds else start
 
 
 def compacted(
-    records: Iterable[Record], since: int, until: int | None = None
+    records: Iterable[Record],
+    since: int,
+    until: int | None = None,
+    *,
+    checkpoints: Collection[int] = (),
+    writing: int | None = None,
 ) -> tuple[Record, ...]:
     """Return the records that say the same, of rounds after ``since`` only.
 
     That is the round of the older checkpoint. A checkpoint takes the place of rounds; promises,
-    votes and READY of the view stay, and so does the number of this memory. ``until``: of the
-    rounds after this one only the last commit is kept, for they cannot be replayed.
+    votes and READY of the view stay, and so does the number of this memory. Operations become one
+    record, but for the last OPERATIONS_KEPT. ``until``: of the rounds after this one only the last
+    commit is kept, for they cannot be replayed. ``checkpoints``: the rounds of those on the disk;
+    ``writing``: one of this round or a later one is under way.
     """
     ledger = _Ledger()
     for record in records:
@@ -338,16 +406,18 @@ def compacted(
     view, last = ledger.view, ledger.known[0]
     base = view.view.base_round if view is not None else last
     until = last if until is None else until
+    every: list[ReplayStep] = [*ledger.heads.values(), *ledger.skips.values()]
+    steps = [step for step in every if since < step.end[0] <= until and ledger.is_committed(step)]
+    stops = {since, base, last, *checkpoints}
+    foldable = last - OPERATIONS_KEPT if writing is None else min(last - OPERATIONS_KEPT, writing)
+    rounds = _folded(sorted(steps, key=lambda step: step.end), stops, foldable)
+    ends = stops | {step.end[0] for step in rounds}
     committed = [
         CommitRecord(number, chain)
         for number, chain in sorted(ledger.committed.items())
-        if since <= number <= until or number in (base, last)
+        if (number in ends and since <= number <= until) or number in (base, last)
     ]
-    kept += (
-        head
-        for (number, after), head in sorted(ledger.heads.items())
-        if since < number <= until and ledger.committed.get(number) == after
-    )
+    kept += rounds
     kept += (record for record in committed if record.round <= base)
     if view is not None:
         kept.append(view)  # which voids commits beyond its base: these follow
@@ -358,3 +428,24 @@ def compacted(
             kept.append(AcceptedRecord(ledger.accepted))
     kept += (head for _, head in sorted(ledger.ready.items()))
     return tuple(kept)
+
+
+def _folded(steps: Iterable[ReplayStep], stops: Collection[int], until: int) -> list[ReplayStep]:
+    """Put one record in the place of operations that follow each other, up to ``until``.
+
+    The positions after the rounds ``stops`` stay: a checkpoint, or a view, begins there.
+    """
+    found: list[ReplayStep] = []
+    for step in steps:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and last.end == step.start
+            and not (last.changes_state or step.changes_state)
+            and last.end[0] not in stops
+            and step.end[0] <= until
+        ):
+            found[-1] = OperationsRecord(*last.start, *step.end)
+        else:
+            found.append(step)
+    return found

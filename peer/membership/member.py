@@ -170,8 +170,9 @@ class MemberState:
             self.held[head.run.round] = kept
             if head.begin is not None:
                 self.begins[head.run.round] = head.begin
-        for head in recovered.replay:
-            self._note_operation(head.begin, head.run.round - 1, head.before)
+        for step in recovered.replay:
+            if isinstance(step, ReadyRecord):
+                self._note_operation(step.begin, *step.start)
 
     def on_configured(self, event: Configured) -> None:
         self.spec, self.terms = event.spec, event.terms

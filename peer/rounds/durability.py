@@ -21,6 +21,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection
+from typing import NamedTuple
 
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import DiskError
@@ -31,7 +32,8 @@ from atoll.peer.durable.ledger import DurableLedger
 from atoll.peer.durable.round_files import RoundFiles, RoundName, older_checkpoint
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import ReadyRecord, Record, compacted
-from atoll.peer.rounds.recovery import name_of, packed
+from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.recovery import name_of, packed, parsed
 
 SLICE_BYTES = 4 << 20  # of R that is handed to its writer at a time
 
@@ -41,23 +43,22 @@ class Durability:
 
     def __init__(
         self,
-        records: list[Record],
         ledger: DurableLedger,
         rounds: RoundFiles | None,
+        log: RoundLog,
         port: DurabilityPort,
         round_number: int = 0,
     ) -> None:
-        """Go on after the ``records`` that were read, from the round of the state that was.
+        """Go on after what was read, from the round of the state.
 
-        ``rounds`` None: only votes are kept.
+        ``rounds`` None: only votes are kept. The ``log`` hears which rounds are on the disk.
         """
-        self._records = records
         self._round = round_number  # that this peer's state is of
         self._lacking = ""  # why no rounds are written at the moment; empty if they are
         self._is_broken = False  # a disk that fails is not tried again: room would not mend it
         self._has_asked = False  # for a checkpoint that closes the hole
         self._hole = 0  # the last round that no checkpoint has, and that cannot be replayed
-        self._ledger, self._rounds, self._port = ledger, rounds, port
+        self._ledger, self._rounds, self._log, self._port = ledger, rounds, log, port
         # A READY whose R is not on the disk yet, and what came after it.
         self._waiting: deque[ev.Persist] = deque()
         self._due = asyncio.Event()
@@ -174,7 +175,6 @@ class Durability:
             self._fail(error)
             return
         assert position == effect.position, f"record {effect.position} is number {position} here"
-        self._records.append(effect.record)
 
     def _fail(self, error: DiskError) -> None:
         self._failed = True
@@ -226,7 +226,9 @@ class Durability:
             if array is None:
                 return
             try:
-                await asyncio.to_thread(save_result, self._rounds, name_of(ready.place), array)
+                name = name_of(ready.place)
+                await asyncio.to_thread(save_result, self._rounds, name, array)
+                self._log.stored(name, ready.run.root)
             except OSError as error:  # no descriptor, say: the next round tries again
                 self._hole = max(self._hole, ready.run.round)
                 self._lack(reason(error))
@@ -248,12 +250,8 @@ class Durability:
             present = await asyncio.to_thread(self._names)
             since = max(rounds, default=0) if self._lacking else older_checkpoint(rounds)
             until = _replayable(present, since) if self._lacking or self._rounds is None else None
-            # No wait between these: records are appended meanwhile.
-            before, position = len(self._records), self._ledger.position
-            kept = list(compacted(self._records, since, until))
-            await asyncio.to_thread(self._ledger.compact, [packed(r) for r in kept], position)
-            self._records = [*kept, *self._records[before:]]
-            needed = {name_of(r.place) for r in self._records if isinstance(r, ReadyRecord)}
+            limits = _Limits(since, until, tuple(rounds), self._port.writing_since())
+            needed = await asyncio.to_thread(compact_ledger, self._ledger, limits)
             await asyncio.to_thread(self._remove_others, needed)
         except OSError as error:  # no room, or no descriptor: it goes on in the file that it has
             why = f"old records and rounds were not removed: {reason(error)}"
@@ -265,7 +263,31 @@ class Durability:
     def _remove_others(self, needed: Collection[RoundName]) -> None:
         """Remove the files that no record speaks of."""
         if self._rounds is not None:
+            self._log.kept(needed)
             self._rounds.remove(name for name in self._rounds.names() if name not in needed)
+
+
+class _Limits(NamedTuple):
+    """Say which rounds a compaction keeps: see ``compacted``."""
+
+    since: int
+    until: int | None
+    checkpoints: tuple[int, ...]
+    writing: int | None
+
+
+def compact_ledger(ledger: DurableLedger, limits: _Limits) -> set[RoundName]:
+    """Write a ledger anew with what still counts; return the files that it speaks of.
+
+    In a worker thread. OSError, DiskError.
+    """
+    entries, position = ledger.records()
+    since, until, checkpoints, writing = limits
+    records = [parsed(entry) for entry in entries]
+    kept = compacted(records, since, until, checkpoints=checkpoints, writing=writing)
+    ledger.compact([packed(record) for record in kept], position)
+    now = (parsed(entry) for entry in ledger.records()[0])
+    return {name_of(record.place) for record in now if isinstance(record, ReadyRecord)}
 
 
 def _has_result(effect: ev.Persist) -> bool:

@@ -24,6 +24,7 @@ from atoll.collectives.units import size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
+from atoll.peer.durable.round_files import RoundFiles
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.layout import Layout
@@ -61,12 +62,14 @@ class RoundExecutor:
         daemon: RoundsPort,
         received: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
+        files: RoundFiles | None = None,
     ) -> None:
+        """Begin with no state; ``files`` is where R of rounds is kept over restarts, if it is."""
         self.me, self.host, self.audits = me, host, audits
         self._daemon, self._feed = daemon, daemon.feed
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        rounds = RoundLog(log_bytes)
+        rounds = RoundLog(log_bytes, files)
         self.replica = Replica(rounds)
         self.router = Router(self._on_broken)
         self.streams = Streams(host, self.router)
@@ -129,7 +132,12 @@ class RoundExecutor:
         if contents.checkpoint[0]:
             log.restart(contents.checkpoint[0], contents.checkpoint_digest, contents.checkpoint[1])
         for each in contents.replayed:
-            log.append(each.head, each.array, each.digest)
+            if each.head is None:
+                log.restart(each.position[0], each.digest, each.position[1])
+            elif each.name is not None:
+                log.append_stored(each.head, each.name, each.digest)
+            else:  # an operation
+                log.append(each.head, np.empty(0, np.uint8), each.digest)
         self._moved_to(state, "this peer has been started again")
         if state.spec.error_feedback:
             self.log("what error feedback held before this start is lost: no file has it")
@@ -457,7 +465,7 @@ class RoundExecutor:
     async def _take_back(self, effect: ev.TakeBack) -> None:
         state = self.state
         assert state is not None
-        await asyncio.to_thread(state.take_back, effect.round)
+        await asyncio.to_thread(state.rename, effect.round)
         self._forget_attempts()
         self.replica.log.cut_after(effect.round)
         self.digests = {k: d for k, d in self.digests.items() if k <= effect.round}

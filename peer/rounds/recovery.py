@@ -30,6 +30,7 @@ from atoll.peer.membership.durable_records import (
     AcceptedRecord,
     CommitRecord,
     IncarnationRecord,
+    OperationsRecord,
     Place,
     Position,
     PromiseRecord,
@@ -53,6 +54,7 @@ KINDS: tuple[type, ...] = (
     AcceptedRecord,
     ReadyRecord,
     CommitRecord,
+    OperationsRecord,
 )
 
 
@@ -82,8 +84,9 @@ class HeldResult:
 class ReplayedRound:
     """Hold a round that was applied again, as the log keeps it."""
 
-    head: EntryHead
-    array: U8
+    head: EntryHead | None  # None: operations that are not known one by one
+    name: RoundName | None  # of its file; None of an operation
+    position: Position
     digest: bytes  # of the state after it
 
 
@@ -92,7 +95,6 @@ class HomeContents:
     """Hold what a home gives back. ``lines`` say for people what was found, and what was not."""
 
     recovered: Recovered
-    records: list[Record]
     state: ReplicatedState | None = None
     checkpoint: Position = (0, b"")
     checkpoint_digest: bytes = b""
@@ -161,7 +163,7 @@ class _Reader:
         )
 
     def _replay(self, found: Recovered) -> HomeContents:
-        contents = HomeContents(found, self._records, lines=self._lines)
+        contents = HomeContents(found, lines=self._lines)
         if not self._holds_state:
             return contents
         if found.checkpoint[0]:
@@ -170,8 +172,11 @@ class _Reader:
             contents.checkpoint = found.checkpoint
             contents.checkpoint_digest = loaded.state.digest
         try:
-            for ready in found.replay:
-                self._apply(ready, contents)
+            for step in found.replay:
+                if isinstance(step, OperationsRecord):
+                    _skip(step, contents)
+                else:
+                    self._apply(step, contents)
             for ready in found.ready:
                 if ready.begin is not None and ready.run.round not in found.missing:
                     contents.held += self._held(ready, contents.state)
@@ -192,9 +197,11 @@ class _Reader:
     def _apply(self, ready: ReadyRecord, contents: HomeContents) -> None:
         """Apply a committed round to the state, and keep it for the log."""
         begin, run = ready.begin, ready.run
+        name = None
         if begin is None or begin.operation is not None:
             array, origin_of = np.empty(0, np.uint8), b""
         else:
+            name = name_of(ready.place)
             array, _, origin_of = self._result(ready, contents.state)
         state = contents.state
         if begin is not None and begin.kind == INIT:
@@ -206,7 +213,7 @@ class _Reader:
             run.round, kind, run.fragment, begin.origins, origin_of, run.root, ready.after, blob
         )
         state.apply(head, array)
-        contents.replayed.append(ReplayedRound(head, array, state.digest))
+        contents.replayed.append(ReplayedRound(head, name, ready.end, state.digest))
 
     def _held(self, ready: ReadyRecord, state: ReplicatedState | None) -> list[HeldResult]:
         """Return R of a round that may yet be committed; nothing for one that changes no state."""
@@ -239,6 +246,14 @@ class _Reader:
             text = f"rounds/{name.file} is damaged: it is not what was written there"
             raise _BadFileError(f"{text}; this peer fetches round {name.round}", place=ready.place)
         return array, digests, bytes(origin_of)
+
+
+def _skip(step: OperationsRecord, contents: HomeContents) -> None:
+    """Move the state on by operations, which have not changed it."""
+    state = contents.state
+    assert state is not None, "operations come after the first parameters"
+    state.rename(step.last)
+    contents.replayed.append(ReplayedRound(None, None, step.end, state.digest))
 
 
 class _BadFileError(Exception):

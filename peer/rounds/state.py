@@ -237,8 +237,8 @@ class ReplicatedState:
             self._now, self._before = before, None
             return True
 
-    def take_back(self, round_number: int) -> None:
-        """Be the state after an earlier round, since when there were operations only."""
+    def rename(self, round_number: int) -> None:
+        """Be the state after another round: between the two there were operations only."""
         with self._writing:
             self._load = self._before = None
             self._now = replace(self._now, round=round_number)

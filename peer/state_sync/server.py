@@ -241,8 +241,8 @@ class SyncServer:
         parts: list[memoryview] = []
         size = 0
         for number in range(message.entry, max(message.entry, message.last) + 1):
-            head, encoded = self._rounds.head(number), self._rounds.encoded(number)
-            if head is None or encoded is None or head.kind == INIT:
+            head = self._rounds.head(number)
+            if head is None or head.kind == INIT:
                 break
             chunks = state.chunks_in(head)
             if message.chunk not in chunks:
@@ -252,25 +252,43 @@ class SyncServer:
             size += hi - lo  # the chunk itself would be smaller than more of them
             if (parts and size > state.chunk_bytes(message.chunk)) or len(parts) == 2 * RUN_MAX:
                 break
-            proof = self._tree(head, encoded, layout, len(chunks)).proof(index)
-            parts += [memoryview(part_head(proof, hi - lo, same=False)), encoded[lo:hi].data]
+            tree, data = self._tree(head, layout, len(chunks)), self._rounds.part(number, lo, hi)
+            if tree is None or data is None:
+                break
+            parts += [memoryview(part_head(tree.proof(index), hi - lo, same=False)), data]
         if not parts:
             raise StateError(f"no part of chunk {message.chunk} of entry {message.entry} here")
         return tuple(parts)
 
-    def _tree(self, head: EntryHead, encoded: U8, layout: EncodedLayout, count: int) -> MerkleTree:
+    def _tree(self, head: EntryHead, layout: EncodedLayout, count: int) -> MerkleTree | None:
+        """Return the tree over the chunks of an entry; None if its bytes are not here."""
         with self._trees_lock:  # whoever else needs it waits for it
             tree = self._trees.get(head.root)
             if tree is None:
-                slices = [layout.slice(i) for i in range(count)]
-                shas = [hashlib.sha256(encoded[lo:hi].data).digest() for lo, hi in slices]
-                tree = MerkleTree([entry_leaf(head, i, sha) for i, sha in enumerate(shas)])
+                tree = self._hashed(head, layout, count)
+                if tree is None:
+                    return None
                 self._trees[head.root] = tree
                 most = max(TREES_MIN, min(TREES_MAX, TREE_LEAVES_MAX // count))
                 while len(self._trees) > most:
                     self._trees.popitem(last=False)
             self._trees.move_to_end(head.root)
             return tree
+
+    def _hashed(self, head: EntryHead, layout: EncodedLayout, count: int) -> MerkleTree | None:
+        leaves = []
+        for index in range(count):
+            data = self._rounds.part(head.round, *layout.slice(index))
+            if data is None:
+                return None
+            leaves.append(entry_leaf(head, index, hashlib.sha256(data).digest()))
+        tree = MerkleTree(leaves)
+        if tree.root != head.root:  # the disk has changed it: nobody is to take us for a liar
+            self._rounds.lost(head.round)
+            text = f"the file of round {head.round} is damaged: nobody gets that round from here"
+            self._loop.call_soon_threadsafe(self._log, text)
+            return None
+        return tree
 
     # ------------------------------------------------------------ results of attempts
 

@@ -17,6 +17,7 @@ from atoll.peer.membership import messages as ms
 from atoll.peer.membership.durable_records import (
     AcceptedRecord,
     IncarnationRecord,
+    OperationsRecord,
     Place,
     PromiseRecord,
     ReadyRecord,
@@ -91,7 +92,9 @@ class Disk:
             return
         since = min(saved.round for saved in self.checkpoints)
         position = self.position
-        kept = compacted((record for _, record in self.records), since)
+        rounds = [saved.round for saved in self.checkpoints]
+        records = (record for _, record in self.records)
+        kept = compacted(records, since, checkpoints=rounds)
         self.records = [(position, record) for record in kept]
         self.synced = position
         places = {record.place for record in kept if isinstance(record, ReadyRecord)}
@@ -163,6 +166,10 @@ class Disk:
         starts = (s for s in self.checkpoints if (s.round, s.chain) == found.checkpoint)
         state, entries = next(starts, State()), []
         for head in found.replay:
+            if isinstance(head, OperationsRecord):
+                state = state.renamed(head.last, head.after)
+                entries.clear()
+                continue
             stored = self.rounds.get(head.place)
             if stored is None:  # an operation
                 assert head.begin is not None

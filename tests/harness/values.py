@@ -109,6 +109,10 @@ class State:
             values[entry.first + offset] = chunk_after(values[entry.first + offset], mean)
         return State(entry.round, entry.chain, tuple(values))
 
+    def renamed(self, number: int, chain: bytes) -> State:
+        """After operations: they change nothing."""
+        return State(number, chain, self.values)
+
     def flipped(self, mark: bytes) -> State:
         """A memory error in the first chunk."""
         wrong = hashlib.sha256(self.values[0] + mark).digest()

@@ -210,6 +210,22 @@ def test_a_peer_writes_at_its_turn_and_one_at_a_time(
     asyncio.run(scenario())
 
 
+def test_collectives_alone_write_no_checkpoints(home: Home, run: TinyRun, folder: Path) -> None:
+    """They change nothing, and come many times a second; the next step's is due at once."""
+
+    async def scenario() -> None:
+        daemon = Daemon(folder, home, run)
+        await daemon.checkpoint()
+        for _ in range(5):
+            daemon.checkpointer.committed(run.operate(), run.view, run.state, run.log)
+            assert not daemon.checkpointer.writing
+        await daemon.checkpoint()
+        assert len(daemon.notes) == 2
+        check_is(folder, run, run.state.round)
+
+    asyncio.run(scenario())
+
+
 def test_rounds_that_overtake_every_try_are_an_event(
     home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,7 @@ PARTS_OF_MESSAGES = """
     Newcomer Operation Origin Proof ReachAnswer ReachAt Remembered Replayed Report Resultant Reveal
     Rules Run Shown Statement Terms Verdict View Vote Withholding
 """
-RECORDS = "LedgerCommit LedgerLife LedgerPromise LedgerReady LedgerView LedgerVote"  # on disks
+RECORDS = "LedgerCommit LedgerLife LedgerOperations LedgerPromise LedgerReady LedgerView LedgerVote"
 
 
 def test_every_control_message_has_one_handler(tmp_path: Path) -> None:

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import pytest
 from harness.cluster import Cluster
+from harness.disks import Disk
 from harness.elections import CHAIN, LINEAGE, OTHER, VIEW, A, B, R
+from harness.host import Host
 
+from atoll.peer.membership import durable_records
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.consensus import base_of
 from atoll.peer.membership.durable_records import (
@@ -16,6 +19,7 @@ from atoll.peer.membership.durable_records import (
     AcceptedRecord,
     CommitRecord,
     IncarnationRecord,
+    OperationsRecord,
     PromiseRecord,
     ReadyRecord,
     Record,
@@ -23,7 +27,9 @@ from atoll.peer.membership.durable_records import (
     compacted,
     recovered,
 )
+from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.view import Ballot, View
+from atoll.peer.rounds.entries import REDUCE
 
 FIRST = replace(VIEW, base_round=0, base_chain=CHAIN)
 BALLOT = Ballot(2, B, 5)
@@ -129,10 +135,20 @@ def test_the_state_begins_with_the_checkpoint_that_leads_furthest() -> None:
     assert elsewhere.checkpoint == (0, b"")
 
 
+@pytest.mark.parametrize("calls", [0.0, 0.8])
 @pytest.mark.parametrize("seed", range(4))
-def test_compaction_changes_nothing_that_is_said(seed: int) -> None:
-    """Of ledgers that a run with crashes has written."""
+def test_compaction_changes_nothing_that_is_said(
+    seed: int, calls: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of ledgers that a run with crashes has written, with and without operations."""
+    monkeypatch.setattr(durable_records, "OPERATIONS_KEPT", 2)
     cluster = Cluster("")
+    called = Operation(REDUCE, 1000, "sum", "float32")
+
+    def call(host: Host) -> Operation | None:  # the same at all that stand at a round
+        return called if random.Random(f"{seed} {host.round}").random() < calls else None
+
+    cluster.call_of = call
     cluster.is_durable, cluster.save_every = True, 1000
     for name in "abc":
         cluster.add(name)
@@ -149,6 +165,7 @@ def test_compaction_changes_nothing_that_is_said(seed: int) -> None:
         whole = recovered(records, 9)
         since = dice.randint(0, whole.known[0])
         short = recovered(compacted(records, since), 9)
+        assert_same_state(disk, records, since)
         kept = (whole.inc, whole.view, whole.proof, whole.promised, whole.frozen, whole.accepted)
         same = (short.inc, short.view, short.proof, short.promised, short.frozen, short.accepted)
         assert kept == same
@@ -164,6 +181,43 @@ def test_compaction_changes_nothing_that_is_said(seed: int) -> None:
         )
         assert (votes.known, votes.ready) == (whole.known, whole.ready)
         assert len(votes_only) <= VOTES_MAX + len(whole.ready)
+
+
+def assert_same_state(disk: Disk, records: list[Record], since: int) -> None:
+    """Checkpoints anywhere on the way lead to the same state after a compaction."""
+    places = {*disk.rounds}
+    whole = recovered(records, 9, stored=places)
+    ways = [step.end for step in whole.replay if step.end[0] >= since]
+    for checkpoint in ways:
+        kept = compacted(records, checkpoint[0], checkpoints=[checkpoint[0]])
+        found = recovered(kept, 9, [checkpoint], places)
+        assert (found.state, found.known) == (whole.state, whole.known)
+        changes = [step for step in whole.replay if step.changes_state and step.end > checkpoint]
+        assert [step for step in found.replay if step.changes_state] == changes
+        assert compacted(kept, checkpoint[0], checkpoints=[checkpoint[0]]) == kept
+
+
+def test_operations_become_one_record_unless_a_checkpoint_may_be_between_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(durable_records, "OPERATIONS_KEPT", 2)
+    records, at = [*LEDGER[:4]], ONE.after
+    called = Operation(REDUCE, 1000, "sum", "float32")
+    for number in range(2, 12):
+        head = ready(FIRST, number, at)
+        assert head.begin is not None
+        begin = replace(head.begin, kind=REDUCE, operation=called)
+        at = head.after
+        records += [replace(head, begin=begin), CommitRecord(number, at)]
+
+    def folded(**limits: object) -> list[tuple[int, int]]:
+        kept = compacted(records, 1, **limits)  # type: ignore[arg-type]
+        assert recovered(kept, 9, [(1, ONE.after)]).state == (11, at)
+        return [(r.first, r.last) for r in kept if isinstance(r, OperationsRecord)]
+
+    assert folded() == [(1, 9)]
+    assert folded(checkpoints=[1, 5]) == [(1, 5), (5, 9)]
+    assert folded(writing=6) == [(1, 6)]
 
 
 def test_the_table_names_messages_and_records() -> None:

@@ -7,13 +7,27 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from atoll.collectives.codecs import U8
 from atoll.peer.durable.disk import RealDisk
 from atoll.peer.durable.ledger import open_ledger
+from atoll.peer.durable.round_files import RoundFiles
+from atoll.peer.membership import durable_records
 from atoll.peer.membership import events as ev
-from atoll.peer.membership.durable_records import CommitRecord, IncarnationRecord, ReadyRecord
-from atoll.peer.membership.messages import Run
+from atoll.peer.membership.durable_records import (
+    CommitRecord,
+    IncarnationRecord,
+    ReadyRecord,
+    ViewRecord,
+    recovered,
+)
+from atoll.peer.membership.messages import Begin, Run
+from atoll.peer.membership.operations import Operation
+from atoll.peer.membership.view import Member, View
 from atoll.peer.rounds.durability import Durability
+from atoll.peer.rounds.entries import REDUCE
+from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.recovery import parsed
 
 HALF_BYTES = 64 << 10
@@ -34,7 +48,7 @@ class Daemon:
 
     def feed(self, event: ev.Event) -> None:
         self.events.append(event)
-        if isinstance(event, ev.LedgerFailed) or event == ev.Durable(8001):
+        if isinstance(event, ev.LedgerFailed) or event == ev.Durable(2 * ROUNDS + 2):
             self.heard.set()
 
     @contextlib.contextmanager
@@ -44,28 +58,49 @@ class Daemon:
     def checkpoint_rounds(self) -> list[int]:
         return self.checkpoints
 
-
-def operation(number: int) -> tuple[ReadyRecord, CommitRecord]:
-    """The head of a round that changes no state, and its commit."""
-    ready = ReadyRecord(LINEAGE, 1, Run(number, 1, 0, number.to_bytes(32, "big")), bytes(32))
-    return ready, CommitRecord(number, ready.after)
+    def writing_since(self) -> None:
+        return None
 
 
-def test_records_that_are_never_synced_do_not_fill_a_ledger(tmp_path: Path) -> None:
-    """Write many times what the file holds: of collectives of a session nothing is synced."""
+ROUNDS = 4000
+PEER = b"p" * 32
+VIEW = View(LINEAGE, 1, (Member(PEER, 1),), PEER, 0, bytes(32))
+
+
+def operations(before: bytes) -> Iterator[tuple[ReadyRecord, CommitRecord]]:
+    """Heads of rounds that change no state, and their commits, from round 2 on."""
+    for number in range(2, ROUNDS + 1):
+        called = Operation(REDUCE, 10, "sum", "float32")
+        begin = Begin(LINEAGE, 1, number, 1, REDUCE, (PEER,), (1.0,), operation=called)
+        run = Run(number, 1, 0, number.to_bytes(32, "big"))
+        ready = ReadyRecord(LINEAGE, 1, run, before, begin)
+        before = ready.after
+        yield ready, CommitRecord(number, before)
+
+
+def test_records_that_are_never_synced_do_not_fill_a_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Write many times what the file holds: of collectives of a session nothing is synced.
+
+    No checkpoint is written meanwhile, since they change nothing.
+    """
+    monkeypatch.setattr(durable_records, "OPERATIONS_KEPT", 16)
+    step = ReadyRecord(LINEAGE, 1, Run(1, 1, 0, b"r" * 32), bytes(32))
 
     async def scenario() -> None:
         ledger = open_ledger(RealDisk(), tmp_path, half_bytes=HALF_BYTES).ledger
-        daemon = Daemon()
-        durability = Durability([], ledger, None, daemon)
+        daemon, files = Daemon(), RoundFiles(RealDisk(), tmp_path / "rounds")
+        durability = Durability(ledger, files, RoundLog(), daemon)
         task = asyncio.create_task(durability.run())
-        position = 0
-        for number in range(1, 4001):
-            daemon.checkpoints[:] = [max(0, number - 20), max(0, number - 10)]
-            for record in operation(number):
+        daemon.checkpoints[:] = [1]
+        durability.persist(ev.Persist(ViewRecord(VIEW), synced=False, position=1))
+        position = 1
+        for pair in ((step, CommitRecord(1, step.after)), *operations(step.after)):
+            for record in pair:
                 position += 1
                 durability.persist(ev.Persist(record, synced=False, position=position))
-            if number % 50 == 0:
+            if position % 100 == 0:
                 await asyncio.sleep(0.001)
         durability.persist(ev.Persist(IncarnationRecord(7), synced=True, position=position + 1))
         async with asyncio.timeout(30):
@@ -79,6 +114,10 @@ def test_records_that_are_never_synced_do_not_fill_a_ledger(tmp_path: Path) -> N
     opened = open_ledger(RealDisk(), tmp_path, half_bytes=HALF_BYTES)
     records = [parsed(entry) for entry in opened.records]
     assert IncarnationRecord(7) in records
-    assert CommitRecord(4000, operation(4000)[0].after) in records
+    last = [*operations(step.after)][-1][1]
+    assert last in records
+    found = recovered(records, opened.position, [(1, step.after)])
+    assert found.state == found.known == (last.round, last.chain)
+    assert len(records) < ROUNDS / 2
     opened.ledger.close()
     assert (tmp_path / "ledger").stat().st_size <= 8 * HALF_BYTES

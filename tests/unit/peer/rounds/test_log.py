@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, LOG_ENTRIES_MAX, LOG_ENTRIES_MIN, PINNED_FACTOR
+from atoll.peer.durable.disk import RealDisk
+from atoll.peer.durable.round_files import RoundFiles, RoundName
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, EntryOrigin
 from atoll.peer.rounds.log import DIGESTS_MAX, RoundLog
 
@@ -220,3 +223,97 @@ def test_the_log_stays_contiguous_and_within_its_cap(steps):
         assert len(heads) <= LOG_ENTRIES_MIN or log.nbytes <= limit
         encoded = [log.encoded(number) for number in range(log.first, log.last + 1)]
         assert log.nbytes == sum(array.nbytes + 40 for array in encoded if array is not None)
+
+
+# ---------------------------------------------------------------- rounds on the disk
+
+
+class DiskLog:
+    """A log whose rounds go to a disk, each attempt under a name of its own."""
+
+    def __init__(self, folder: Path, cap_entries: int) -> None:
+        self.files = RoundFiles(RealDisk(), folder)
+        self.log = RoundLog(cap_entries * ENTRY, self.files)
+
+    def save(self, number: int) -> RoundName:
+        name = RoundName(number, 1, 1)
+        writer = self.files.write(name, SIZE)
+        writer.put(0, bytes([number % 256]) * SIZE)
+        writer.seal()
+        self.log.stored(name, head(number).root)
+        return name
+
+    def parts(self) -> list[int]:
+        """Of which rounds, the last fifty, the bytes can be had, and are right."""
+        numbers = range(max(1, self.log.last - 49), self.log.last + 1)
+        found = {number: self.log.part(number, 1, SIZE) for number in numbers}
+        return [n for n, part in found.items() if part == bytes([n % 256]) * (SIZE - 1)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_is_on_the_disk_is_read_from_there(tmp_path: Path, is_late: bool) -> None:
+    """Also where a slow disk has it only when the round is long committed."""
+    disk = DiskLog(tmp_path, 6)
+    for number in range(1, 31):
+        if not is_late:
+            disk.save(number)
+        append(disk.log, number)
+        if is_late and number > LOG_ENTRIES_MIN:
+            disk.save(number - LOG_ENTRIES_MIN)
+    assert disk.log.first == 1
+    assert disk.parts() == [*range(1, 31)]
+    in_memory = [number for number in range(1, 31) if disk.log.encoded(number) is not None]
+    assert in_memory == [29, 30]
+    assert disk.log.nbytes < 5 * ENTRY
+
+
+def test_what_no_file_has_any_more_goes_with_all_before_it(tmp_path: Path) -> None:
+    disk = DiskLog(tmp_path, 4)
+    names = []
+    for number in range(1, 11):
+        names.append(disk.save(number))
+        append(disk.log, number)
+    disk.log.kept(names[4:])
+    assert (disk.log.first, disk.parts()) == (5, [*range(5, 11)])
+    assert disk.log.chain_after(4) == head(4).chain
+    disk.log.lost(6)
+    assert (disk.log.first, disk.parts()) == (7, [*range(7, 11)])
+    disk.log.lost(10)  # in memory, too
+    assert disk.log.first == 7
+
+
+def test_a_round_that_was_not_written_stays_in_memory(tmp_path: Path) -> None:
+    disk = DiskLog(tmp_path, 8)
+    for number in range(1, 9):
+        if number != 3:
+            disk.save(number)
+        append(disk.log, number)
+    assert disk.parts() == [*range(1, 9)]
+    assert disk.log.encoded(3) is not None
+
+
+def test_a_log_goes_on_from_what_the_disk_has(tmp_path: Path) -> None:
+    disk = DiskLog(tmp_path, 4)
+    names = {number: disk.save(number) for number in range(3, 6)}
+    disk.log.restart(2, digest(2), head(2).chain)
+    for number, name in names.items():
+        disk.log.append_stored(head(number), name, digest(number))
+    assert (disk.log.first, disk.log.last, disk.parts()) == (3, 5, [3, 4, 5])
+    assert disk.log.part(4, 0, SIZE + 1) is None  # more than the file has
+    (tmp_path / names[4].file).unlink()
+    assert disk.log.part(4, 0, SIZE) is None
+
+
+def test_memory_of_what_is_on_the_disk_is_used_again_unless_somebody_reads_it(
+    tmp_path: Path,
+) -> None:
+    disk = DiskLog(tmp_path, 4)
+    arrays = []
+    for number in range(1, 4):
+        disk.save(number)
+        arrays.append(append(disk.log, number))
+    assert disk.log.spare(SIZE) is arrays[0]
+    assert disk.log.part(2, 0, 1) is not None
+    disk.save(4)
+    append(disk.log, 4)
+    assert disk.log.spare(SIZE) is not arrays[1]

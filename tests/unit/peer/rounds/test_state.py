@@ -294,7 +294,7 @@ def test_operations_are_taken_back_with_the_same_bytes():
     for after in (number + 1, number + 2):
         head = EntryHead(after, GATHER, 0, (), b"", bytes(32), bytes(32), b"")
         state.apply(head, np.empty(0, np.uint8))
-    state.take_back(number)
+    state.rename(number)
     assert state.position == (number, buffer, generation)
     assert state.digest == digest
     commit(state)
