@@ -121,6 +121,14 @@ class Attempt:
             if kept:
                 self.kept.add(source)
 
+    def lost_memory(self, peer: bytes) -> None:
+        """Hear that a peer was started again: what it held in memory only is no copy any more.
+
+        What it has on its disk stays, its vote too.
+        """
+        if peer not in self.kept:
+            self.ready.pop(peer, None)
+
     @property
     def participants(self) -> tuple[bytes, ...]:
         """Return the participants that are still the processes that began."""

@@ -267,6 +267,10 @@ class Proposer:
         base_round, base_chain = base.round, base.chain
         disputed = 0 if fork else base.disputed  # a fork's history is its own
         lost = bool(disputed) or not base.held or base.round < self.view.base_round
+        is_known = not disputed and base.round >= self.view.base_round
+        spared = last_held(reports, base) if is_known else None
+        if lost and spared is not None:  # a power cut took operations, and no state
+            (base_round, base_chain), lost = spared, False
         if not lost:
             self._wait.since_s = None
         else:
@@ -350,6 +354,26 @@ def base_of(view: View, reports: Mapping[bytes, Report]) -> Base:
         base_round, base_chain = best.round, following_chain
     held = any(_reaches(r, base_round, base_chain) for r in reports.values())
     return Base(base_round, base_chain, held, disputed)
+
+
+def last_held(reports: Mapping[bytes, Report], base: Base) -> tuple[int, bytes] | None:
+    """Return the last position that somebody holds, if only operations are known after it.
+
+    These are never synced by themselves, so that a power cut may take them from all who hold the
+    state, while a witness still knows of them. They have changed nothing. None where a step may
+    lie between, or nobody holds anything.
+    """
+    known = {committed_of(report): report.unchanged for report in reports.values()}
+    for report in reports.values():
+        place = committed_of(report)
+        known[place] = max(known[place], report.unchanged)
+    least = base.round
+    for (number, _), unchanged in sorted(known.items(), reverse=True):
+        if number < least:
+            break
+        least = min(least, number - unchanged)
+    held = ((r.round, r.chain) for r in reports.values() if r.holds and r.round >= least)
+    return max(held, default=None) if (base.round, base.chain) in known else None
 
 
 def committed_of(report: Report) -> tuple[int, bytes]:

@@ -149,6 +149,8 @@ class Coordinator:
     def _was_restarted(self, source: bytes) -> None:
         """Let a member go on as one that was never away; what its trainer wanted is forgotten."""
         self.admission.leaving.discard(source)
+        for attempt in self.attempts.values():
+            attempt.lost_memory(source)
         text = f"{short(source)} was restarted and is the same member as before"
         self._emit(Note("restarted", text, source))
 
@@ -156,6 +158,8 @@ class Coordinator:
         attempt = self.attempts.get(ready.round)
         if attempt is not None and ready.round == self._own.round + 1:
             attempt.on_ready(source, ready)
+            if ready.life < self.roster.life(source):  # it has come late
+                attempt.lost_memory(source)
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
         attempt = self.attempts.get(miss.round)
@@ -192,6 +196,7 @@ class Coordinator:
             left_out=rounds.left_out,
             lag_s=lag_s,
             lacks_quorum=not self.hears_quorum(now_s),
+            unchanged=own.unchanged if own.known == (own.round, own.chain) else 0,
         )
 
     def hears_quorum(self, now_s: float) -> bool:
@@ -403,7 +408,11 @@ class Coordinator:
         self.eligibility.flaky_peers.completed(begin.participants)
         self.offers.clear()
         chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
-        commit = self._sign(Commit(*self._tag(), begin.round, begin.attempt, chain))
+        own = self._own
+        is_step = begin.operation is None or own.known != (own.round, own.chain)
+        unchanged = 0 if is_step else own.unchanged + 1
+        tag = (*self._tag(), begin.round, begin.attempt, chain)
+        commit = self._sign(Commit(*tag, unchanged=unchanged))
         self.last_commit = commit
         for peer in self.view.peers:
             self._emit(Send(peer, commit))

@@ -151,6 +151,7 @@ class CommitRecord:
 
     round: Rounds
     chain: Digest
+    unchanged: Rounds = 0  # so many rounds, up to this one, have changed no state
 
 
 @message(wire="LedgerOperations")
@@ -228,7 +229,8 @@ class Recovered:
     promised: Ballot  # in that view
     frozen: bool
     accepted: Accepted | None
-    known: Position  # the last commit that it knows of
+    known: Position  # the last commit that it knows of ...
+    unchanged: int  # ... up to which so many rounds have changed no state
     state: Position  # what its checkpoint and rounds give: `known`, or less where files are missing
     ready: tuple[ReadyRecord, ...]  # what it has said READY for in that view, beyond `known`
     missing: frozenset[int] = frozenset()  # rounds of these whose R is not here
@@ -246,6 +248,7 @@ class _Ledger:
     frozen: bool = False
     accepted: Accepted | None = None
     committed: dict[int, bytes] = field(default_factory=dict)  # round -> chain
+    unchanged: dict[Position, int] = field(default_factory=dict)  # rounds up to a commit
     heads: dict[Position, ReadyRecord] = field(default_factory=dict)  # by where they lead to
     skips: dict[Position, OperationsRecord] = field(default_factory=dict)  # ... and come from
     ready: dict[int, ReadyRecord] = field(default_factory=dict)  # of the view, the latest attempts
@@ -268,7 +271,7 @@ class _Ledger:
                 if self._is_of_view(record.lineage, record.view):
                     self.ready[record.run.round] = record
             case CommitRecord():
-                self._commit(record.round, record.chain)
+                self._commit(record)
             case OperationsRecord():
                 self.skips[record.start] = record
 
@@ -292,9 +295,10 @@ class _Ledger:
         self.committed = {n: chain for n, chain in kept.items() if n <= view.base_round}
         self.committed[view.base_round] = view.base_chain
 
-    def _commit(self, number: int, chain: bytes) -> None:
+    def _commit(self, record: CommitRecord) -> None:
         """Know a commit. Only a view takes one back: a lower one is on the way to what is known."""
-        self.committed[number] = chain
+        self.committed[record.round] = record.chain
+        self.unchanged[record.round, record.chain] = record.unchanged
         self.ready = {n: ready for n, ready in self.ready.items() if n > self.known[0]}
 
     @property
@@ -361,6 +365,7 @@ def recovered(
         ledger.frozen,
         ledger.accepted,
         known,
+        ledger.unchanged.get(known, 0),
         state,
         ready,
         frozenset(head.run.round for head in lacking),
@@ -413,7 +418,7 @@ def compacted(
     rounds = _folded(sorted(steps, key=lambda step: step.end), stops, foldable)
     ends = stops | {step.end[0] for step in rounds}
     committed = [
-        CommitRecord(number, chain)
+        CommitRecord(number, chain, ledger.unchanged.get((number, chain), 0))
         for number, chain in sorted(ledger.committed.items())
         if (number in ends and since <= number <= until) or number in (base, last)
     ]

@@ -112,7 +112,8 @@ class MemberState:
         self._outbox = outbox or Outbox()
         self.round = 0
         self.chain = b""
-        self.known = (0, b"")  # the last commit that we know of: our position, or a later one
+        self.known = (0, b"")  # the last commit that we know of: our position, or a later one ...
+        self.unchanged = 0  # ... up to which so many rounds have changed no state
         self.previous = (0, b"")  # the position before the last commit; (0, b"") if not known
         self.digest = b""
         self.digest_round = -1
@@ -157,6 +158,7 @@ class MemberState:
         if view is None:
             self.known = recovered.state
             return
+        self.unchanged = recovered.unchanged
         if self.round == 0:
             self.chain = view.base_chain if view.base_round == 0 else genesis_chain(view.lineage)
         self.known = recovered.known
@@ -483,21 +485,27 @@ class MemberState:
 
     # ------------------------------------------------------------ commits
 
-    def committed(self, round_number: int, chain: bytes) -> None:
+    def committed(self, round_number: int, chain: bytes, unchanged: int = 0) -> None:
         """Apply the round that the group has committed if we hold it, else fall behind.
 
-        A witness only moves to the position.
+        A witness only moves to the position. ``unchanged``: so many rounds, up to this one, have
+        changed no state.
         """
         if round_number <= self.round or self.unsynced:
             return
         path = self._path_to(round_number, chain)
         if path is not None:
             for held in path:
-                self._apply(held)
+                self._apply(held, unchanged - (round_number - held.run.round))
         elif self.is_replica:
             self.fell_behind(f"missed round {round_number}, downloading it")
         else:
-            self.move_to(round_number, chain)
+            self.move_to(round_number, chain, unchanged)
+
+    def hears_unchanged(self, round_number: int, chain: bytes, unchanged: int) -> None:
+        """Hear of others how many rounds, up to a commit, have changed no state."""
+        if (round_number, chain) == self.known:
+            self.unchanged = max(self.unchanged, unchanged)
 
     def _path_to(self, round_number: int, chain: bytes) -> list[Held] | None:
         """Return the results held that lead from our position to that one, or None."""
@@ -511,13 +519,16 @@ class MemberState:
         whole = len(path) == round_number - self.round and reached == chain
         return path if whole else None
 
-    def _apply(self, held: Held) -> None:
+    def _apply(self, held: Held, unchanged: int = 0) -> None:
         run, begin = held.run, held.begin
         chain = chain_after(self.chain, run.round, run.fragment, run.root)
         self._forget(run.round)
         self.previous = (self.round, self.chain)
         self._note_operation(begin, *self.previous)
-        self._stands_at(run.round, chain)
+        if not held.changes_state:
+            before = self.unchanged if self.previous == self.known else 0
+            unchanged = max(unchanged, before + 1)
+        self._stands_at(run.round, chain, unchanged)
         self._last_of[run.fragment] = run.round
         self.offer = b""
         self.completed.count(begin)
@@ -559,7 +570,7 @@ class MemberState:
             if number <= round_number:
                 self._drop_attempt(number)
 
-    def move_to(self, round_number: int, chain: bytes) -> None:
+    def move_to(self, round_number: int, chain: bytes, unchanged: int = 0) -> None:
         """Move to a position without a state: as a witness, or in a void run.
 
         It may go back.
@@ -567,14 +578,21 @@ class MemberState:
         self.drop_passed(round_number)
         self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
         self._operations.clear()
-        self._stands_at(round_number, chain)
+        self._stands_at(round_number, chain, unchanged)
         self.unsynced = False
 
-    def _stands_at(self, round_number: int, chain: bytes) -> None:
-        """Be at a committed position, and write down that it is one."""
-        self.round, self.chain = round_number, chain
-        self.known = max(self.known, (round_number, chain))
-        self._write(CommitRecord(round_number, chain), synced=False)
+    def _stands_at(self, round_number: int, chain: bytes, unchanged: int = 0) -> None:
+        """Be at a committed position, and write down that it is one.
+
+        ``unchanged``: at least so many rounds, up to this one, have changed no state.
+        """
+        self.round, self.chain = at = round_number, chain
+        unchanged = max(0, unchanged)
+        if at > self.known:
+            self.known, self.unchanged = at, unchanged
+        elif at == self.known:
+            unchanged = self.unchanged = max(self.unchanged, unchanged)
+        self._write(CommitRecord(round_number, chain, unchanged), synced=False)
 
     def _write(self, record: ReadyRecord | CommitRecord, *, synced: bool) -> None:
         if self._outbox.is_on:
@@ -609,7 +627,9 @@ class MemberState:
         for held in path or ():
             self._apply(held)
         self.completed = CompletedRounds(view)
-        self.known = base  # what the view takes back was not committed, or is given up
+        if base != self.known:  # what the view takes back was not committed, or is given up
+            taken_back = self.known[0] - base[0] if self.known[0] > base[0] else self.unchanged
+            self.known, self.unchanged = base, max(0, self.unchanged - taken_back)
         self.drop_attempts()
         if not self.chain and self.round == 0:
             self.chain = genesis_chain(view.lineage)
@@ -699,7 +719,7 @@ class MemberState:
         runs = tuple(held.run for held in said)
         missing = tuple(held.run.round for held in said if not held.is_here)
         later = self.known if self.known[0] > self.round else (0, b"")
-        return Report(self.round, self.chain, self.holds, runs, *later, missing)
+        return Report(self.round, self.chain, self.holds, runs, *later, missing, self.unchanged)
 
 
 _STEP = "a step of the optimizer"

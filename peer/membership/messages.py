@@ -164,6 +164,7 @@ class Report:
     known_round: Rounds = 0  # the last commit that it knows of, if that is later than `round` ...
     known_chain: Digest = b""  # ... with its chain
     missing: Annotated[tuple[Rounds, ...], Within(0, ROUNDS_IN_FLIGHT_MAX)] = ()  # of `runs`
+    unchanged: Rounds = 0  # so many rounds, up to the last that it knows of, have changed no state
 
 
 @message(wire="Remembered")
@@ -260,6 +261,7 @@ class Commit(InView):
     chain: Digest
     inc: Incarnation = 0
     sig: Signature = b""
+    unchanged: Rounds = 0  # so many rounds, up to this one, have changed no state
 
 
 # ---------------------------------------------------------------- heartbeats
@@ -366,6 +368,7 @@ class CoordinatorBeat(InView):
     remembered: Annotated[tuple[Remembered, ...], Within(0, MEMBERS_MAX)] = ()
     lag_s: float = 0.0  # as of Heartbeat
     lacks_quorum: bool = False  # too few voters are heard for anything to be committed
+    unchanged: Rounds = 0  # so many rounds, up to `round`, have changed no state
 
 
 @message(wire="Offer")

@@ -741,12 +741,13 @@ class Node:
         self._check_memory(beat.remembered)
         if beat.commit is not None:
             self._on_commit(source, beat.commit)  # in case it was lost
+        self.follower.hears_unchanged(beat.round, beat.chain, beat.unchanged)
         self._aim(beat.round, beat.chain)
 
     def _on_commit(self, source: bytes, commit: ms.Commit) -> None:
         own = self.follower
         if commit.round > own.round and self.signatures.genuine(source, commit):
-            own.committed(commit.round, commit.chain)
+            own.committed(commit.round, commit.chain, commit.unchanged)
             self._aim(commit.round, commit.chain)
             self._send_ready(own.ready())  # the next round's turn
 

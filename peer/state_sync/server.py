@@ -54,7 +54,11 @@ EARLY_MAX = 64  # peers of whom is remembered what has been logged
 READ_TRIES = 3  # of a state that changes meanwhile
 U8 = NDArray[np.uint8]
 Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
-BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this
+BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this ...
+# ... unless pieces were wanted all through so many reductions: who wants them does not keep up with
+# the rounds, and with this share never would. It doubles with each reduction from there on, to as
+# much as the reduction sends. Rounds are longer for a while, and have one trainer more then.
+PATIENT_REDUCTIONS = 4
 # Or so many in a reduction, if that is more: where rounds are small and the way is long, a peer
 # could not keep up with them otherwise. 50 ms at 10 Mbit/s.
 BUSY_BYTES = 64 << 10
@@ -409,7 +413,8 @@ class PieceQueue:
 class ServingPace:
     """Limit how fast pieces are sent.
 
-    While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends, or BUSY_BYTES.
+    While a reduction is under way, pieces get BUSY_SHARE of the bytes that it sends, or BUSY_BYTES;
+    more of them, if they were wanted through PATIENT_REDUCTIONS.
     """
 
     def __init__(self, sent_bytes: Callable[[], int], clock: Callable[[], float]) -> None:
@@ -421,12 +426,16 @@ class ServingPace:
         self._pieces_bytes = 0  # since then, by pieces
         self._reduced_bytes = 0  # since then, by the reduction, when they were last counted ...
         self._moved_s = float("-inf")  # ... and when that has last grown, in this one or before
+        self._wanted = False  # pieces were, since a reduction began
+        self._reductions = 0  # one after the other in which they were
 
     def busy(self, reducing: bool) -> None:
         with self._changed:
             if reducing and not self._busy:
                 self._since_bytes = self._sent_bytes()
                 self._reduced_bytes = self._pieces_bytes = 0
+                self._reductions = self._reductions + 1 if self._wanted else 0
+                self._wanted = False
             self._busy = reducing
             self._changed.notify_all()
 
@@ -442,12 +451,19 @@ class ServingPace:
         """
         deadline_s = self._clock() + PACE_TIMEOUT_S
         with self._changed:
+            self._wanted = True
             while self._busy and not self._closed and not self._takes(nbytes):
                 if self._clock() > deadline_s:
                     raise StateError("this donor needs its link for a round")
                 self._changed.wait(PACE_STEP_S)
             if self._closed:
                 raise StateError("this donor is closing")
+
+    @property
+    def _share(self) -> float:
+        """Return which part of what the reduction sends pieces may have."""
+        late = max(0, self._reductions - PATIENT_REDUCTIONS)
+        return min(1.0, BUSY_SHARE * float(1 << min(late, 16)))
 
     def _takes(self, nbytes: int) -> bool:
         """Return whether there is room for so many; if so, count them.
@@ -460,7 +476,7 @@ class ServingPace:
             self._reduced_bytes, self._moved_s = reduced_bytes, now_s
         if now_s - self._moved_s >= IDLE_S:
             return True
-        if self._pieces_bytes + nbytes > max(BUSY_BYTES, BUSY_SHARE * reduced_bytes):
+        if self._pieces_bytes + nbytes > max(BUSY_BYTES, self._share * reduced_bytes):
             return False
         self._pieces_bytes += nbytes
         return True

@@ -146,7 +146,10 @@ class Statements:
         stalls = budget.stalls if budget is not None else 0
         self._begun[attempt] = stalls
         self._last[place] = begin
+        made = lead.attempts.get(begin.round)
+        is_new = made is not None and (made.begin, made.began_s) == (begin, host.node.now_s)
         dead = {*begin.participants} - lead.roster.alive(host.node.now_s)
+        dead = dead if is_new else set()  # else it has waited until the view was on the disk
         what = f"{host.name} begins {begin.round}.{begin.attempt}"
         assert not dead, f"I2: {what} with {len(dead)} that it takes for dead"
         if last is not None and stalls == 1 and lead.roster.links.is_complete:

@@ -20,6 +20,7 @@ from functools import partial
 
 from harness.disks import Disk
 from harness.host import Host, Trap
+from harness.values import State
 
 from atoll.peer.membership.view import View, is_quorum
 from simulation.arena import Arena
@@ -107,7 +108,6 @@ class DurableFaults(Faults):
     def __init__(self, arena: Arena, script: list[Fault]) -> None:
         super().__init__(arena, script)
         self.damaged: set[str] = set()
-        self.lost = False  # a disk was
 
     def _can_die(self, host: Host) -> bool:
         return host.alive
@@ -152,7 +152,6 @@ class DurableFaults(Faults):
             if host.alive:
                 host.off = True
                 self.arena.kill(host.name)
-                self.lost = True
                 self.arena.homes[host.name] = Disk(self.arena.homes[host.name].sync_s)
                 self._undo(fault, lambda h=host: self._restart(h))
 
@@ -182,9 +181,43 @@ def prospect(arena: Arena, faults: DurableFaults) -> str:
         remember = [m.peer for m in view.members if _remembers(arena, m.peer, m.inc)]
         if not is_quorum(view, remember):
             return "too few homes remember"
-    if faults.lost and not all(disk.keeps_rounds for disk in arena.homes.values()):
-        return "the only copy may be lost"
+    if not _is_held(arena):
+        return "the only copy is lost"
     return "files damaged" if faults.damaged else ""
+
+
+def _is_held(arena: Arena) -> bool:
+    """Return whether somebody, dead or alive, has the state after the last round that was applied.
+
+    Where it has no room on its disk, a peer that is alone has its rounds in memory only.
+    """
+    _, last = max(arena.checker.commits, key=lambda place: place[1])
+    chains = {chain for (_, n), (_, chain) in arena.checker.commits.items() if n == last}
+    wanted = {arena.checker.truth[chain] for chain in chains}
+    return any(_state_of(arena, host).values in wanted for host in arena.hosts.values())
+
+
+def _lacks_result(arena: Arena) -> bool:
+    """Return whether somebody has voted for a result that nobody has any more.
+
+    Whoever else has voted for it may have lost its memory: nobody can say then that it was not
+    committed.
+    """
+    voted = {
+        (head.place, head.run.root)
+        for host in arena.hosts.values()
+        for head in arena.homes[host.name].open(holds_state=True).ready
+        if head.begin is not None and head.changes_state
+    }
+    held = {place for disk in arena.homes.values() for place in disk.rounds}
+    jobs = [job for host in arena.living() for job in host.jobs.values() if job.complete]
+    roots = {job.root for job in jobs}
+    return any(place not in held and root not in roots for place, root in voted)
+
+
+def _state_of(arena: Arena, host: Host) -> State:
+    disk = arena.homes[host.name]
+    return host.state if host.alive else disk.state(disk.open(holds_state=True), arena.chunks)[0]
 
 
 def _accepted(arena: Arena, view: View) -> set[View]:
@@ -267,9 +300,14 @@ def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
         return why
     transfer_s = 2 * (options.load_s + options.chunk_s * options.chunks * options.hosts)
     waits_s = max(3.0 * options.inner_s, 20 * options.delay_s) + transfer_s
-    start = _furthest(arena)
+    start, lacks_result = _furthest(arena), _lacks_result(arena)
     limit_s = COMMIT_S + waits_s
-    _until(arena, lambda: _furthest(arena) > start, limit_s, "invariant 7: no commit")
+    try:
+        _until(arena, lambda: _furthest(arena) > start, limit_s, "invariant 7: no commit")
+    except AssertionError:
+        if lacks_result:
+            return "the only copy of a result is lost"
+        raise
     goal, limit_s = start + 2, REJOIN_S + waits_s + 0.5 * len(arena.hosts)
     ended = partial(goal_reached, arena, faults.left, goal)
     _until(arena, ended, limit_s, "invariant 7: not everyone is back")

@@ -41,6 +41,12 @@ class Round:
         for peer in peers:
             self.attempt.on_ready(peer, Ready(b"L" * 32, 3, 5, 2, root))
 
+    def holds(self, *peers: bytes, pending: bool, kept: bool) -> None:
+        """READY of peers whose disks have it, or do not yet, or never will."""
+        for peer in peers:
+            said = Ready(b"L" * 32, 3, 5, 2, ROOT, pending=pending, keeps_rounds=kept)
+            self.attempt.on_ready(peer, said)
+
     def miss(self, source: bytes, *peers: bytes) -> None:
         self.attempt.on_miss(source, Miss(b"L" * 32, 3, 5, 2, peers))
 
@@ -103,6 +109,23 @@ def test_a_vote_of_one_that_died_since_still_counts_for_the_quorum() -> None:
     round_ = Round(A, B, C)
     round_.ready(A, B, C)
     assert round_.committed(dead=(C, D, E)) == ROOT
+
+
+def test_what_was_in_memory_only_is_no_copy_after_a_restart() -> None:
+    """It is fetched anew, also by who has said READY before; votes and files stay (seed 2594)."""
+    round_ = Round(A, B)
+    round_.attempt.keepers = {A, B}
+    round_.holds(A, pending=False, kept=True)
+    round_.holds(B, pending=True, kept=True)
+    round_.holds(C, pending=False, kept=False)  # its vote, on a disk that has no room for results
+    round_.attempt.restarted = {B}
+    for peer in (A, B, C):
+        round_.attempt.lost_memory(peer)
+    assert round_.committed(dead=(D, E)) == b""
+    round_.step(0.1, dead=(D, E))
+    assert {peer for peer, _ in round_.repaired()} == {B, C}
+    round_.holds(B, pending=False, kept=True)
+    assert round_.committed(dead=(D, E)) == ROOT
 
 
 def test_replicas_outside_are_waited_for_only_if_the_quorum_needs_them() -> None:

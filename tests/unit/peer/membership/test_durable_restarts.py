@@ -29,7 +29,15 @@ from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.signing import Signatures
-from atoll.peer.membership.view import Ballot, Member, Rules, View, chain_after, short
+from atoll.peer.membership.view import (
+    WITNESS,
+    Ballot,
+    Member,
+    Rules,
+    View,
+    chain_after,
+    short,
+)
 from atoll.peer.rounds.entries import REDUCE
 
 NAMES = "abcde"
@@ -411,6 +419,47 @@ def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
     assert named
     peers = [short(peer_id(name)) for name in "bc"]
     assert all(f"when {peers[0]} and {peers[1]} lost power" in text for text in named), named
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_operations_of_which_a_witness_alone_knows_stop_nobody(seed: int) -> None:
+    """Two machines lose their power, and a witness elsewhere has heard what nobody has any more.
+
+    It was no step, so the run goes on from the last round that somebody has.
+    """
+    cluster = Cluster("")
+    cluster.is_durable, cluster.save_every = True, 1000
+    for name in "ab":
+        cluster.add(name)
+    cluster.add("w", WITNESS)
+    cluster.form("abw")
+    cluster.disk_dice = random.Random(seed)
+    cluster.call_of = lambda host: Operation(REDUCE, 1000, "sum", "float32")
+    cluster.checker.may_lose_operations = True
+    cluster.until_round("ab", 6)
+    for name in "ab":
+        cluster.host(name).off = True
+        cluster.kill(name)
+    for name in "ab":
+        cluster.restart(name)
+    assert cluster.until_round("ab", 2) < 3.0
+    assert not any(view.rollback for view in cluster.checker.views.values())
+
+
+def test_a_step_of_which_a_witness_alone_knows_stops_everybody() -> None:
+    cluster = Cluster("")
+    cluster.is_durable, cluster.save_every = True, 1000
+    for name in "ab":
+        cluster.add(name)
+        cluster.homes[name].keeps_rounds = False
+    cluster.add("w", WITNESS)
+    cluster.form("abw")
+    for name in "ab":
+        cluster.kill(name)
+    for name in "ab":
+        cluster.restart(name)
+    cluster.run(20.0)
+    assert cluster.noted("base-lost")
 
 
 def is_led_by(cluster: Cluster, names: str) -> bool:

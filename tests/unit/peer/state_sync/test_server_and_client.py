@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import socket
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,13 @@ from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member
 from atoll.peer.state_sync import machine, sources
 from atoll.peer.state_sync import messages as msg
-from atoll.peer.state_sync.server import BUSY_BYTES, BUSY_SHARE, PieceQueue, ServingPace
+from atoll.peer.state_sync.server import (
+    BUSY_BYTES,
+    BUSY_SHARE,
+    PATIENT_REDUCTIONS,
+    PieceQueue,
+    ServingPace,
+)
 from atoll.peer.state_sync.verification import entry_holds, entry_leaf, open_parts, part_head
 from atoll.peer.streams.frames import DataHeader
 from atoll.peer.streams.manager import FrameOutlet
@@ -323,6 +330,32 @@ def test_a_pace_gives_pieces_a_small_share_and_everything_when_idle() -> None:
     pace.close()
     with pytest.raises(StateError, match="closing"):
         pace.wait(1)
+
+
+def test_who_does_not_keep_up_gets_more_of_the_link() -> None:
+    """Else it would never be back where rounds take most of the time."""
+    sent = [0]
+    pace = ServingPace(lambda: sent[0], itertools.count(step=0.001).__next__)
+
+    def reduction(wanted: bool) -> float:
+        """Return the share of its bytes that pieces get."""
+        began, pieces = sent[0], 0
+        pace.busy(True)
+        for _ in range(2000):
+            sent[0] += BUSY_BYTES // 10
+            if wanted and pace._takes(BUSY_BYTES // 20):
+                pieces += BUSY_BYTES // 20
+        if wanted:
+            pace.wait(0)
+        pace.busy(False)
+        return pieces / (sent[0] - began)
+
+    shares = [reduction(wanted=True) for _ in range(PATIENT_REDUCTIONS + 5)]
+    patient, more = shares[: PATIENT_REDUCTIONS + 1], shares[PATIENT_REDUCTIONS + 1 :]
+    assert patient == pytest.approx([BUSY_SHARE] * len(patient), abs=0.01)
+    assert more == pytest.approx([0.1, 0.2, 0.4, 0.5], abs=0.01)  # half of it is all that is asked
+    reduction(wanted=False)
+    assert reduction(wanted=True) == pytest.approx(BUSY_SHARE, abs=0.01)
 
 
 def test_a_queue_has_a_limit_and_forgets_what_is_dropped() -> None:
