@@ -354,7 +354,7 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
 
     os.umask(PRIVATE_UMASK)
     memory = await asyncio.to_thread(open_memory, home, options)
-    remembers = memory is not None and memory.contents.recovered.view is not None
+    remembers = memory is not None and memory.recovered.view is not None
     if options.returns and not options.contacts and not remembers:
         raise _lost_run(options.run)
     daemon = Daemon(home, options, log.say, memory)

@@ -169,11 +169,12 @@ class Daemon:
         memory = self.parts.memory
         if memory is None:
             return False
-        for line in memory.contents.lines:
+        for line in memory.lines:
             self.note("recovered", line)
-        if memory.contents.recovered.view is None:
+        if memory.reader is not None and memory.recovered.state[0]:
+            self.executor.load(memory.reader)
+        if memory.recovered.view is None:
             return False
-        self.executor.recover(memory.contents)
         self.feed(ev.Tick())
         return True
 
@@ -308,12 +309,14 @@ class Daemon:
     def feed(self, event: ev.Event) -> None:
         if self._end.done():
             return
-        if isinstance(event, ev.Applied | ev.CaughtUp | ev.Restored):
+        if isinstance(event, ev.Applied | ev.CaughtUp | ev.Restored | ev.HomeRead):
             self._configure()  # first: the machine is not to act on a state whose terms it lacks
         for effect in self.node.handle(event, self._loop.time()):
             self._effect_handlers[type(effect)](effect)
         if isinstance(event, ev.Applied | ev.CaughtUp):
             self._moved_on(event)
+        elif isinstance(event, ev.HomeRead) and self.parts.durability is not None:
+            self.parts.durability.moved_to(event.round, applied=True)
         if self._on_view is not None:
             self.tell_view(self._on_view)
         if self._timer is not None:

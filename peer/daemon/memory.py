@@ -23,27 +23,32 @@ from atoll.peer.durable import (
     ROUNDS_KEPT,
 )
 from atoll.peer.durable.disk import RealDisk, Room
-from atoll.peer.durable.ledger import DurableLedger, OpenedLedger, open_ledger
+from atoll.peer.durable.ledger import DurableLedger, open_ledger
 from atoll.peer.durable.ledger_format import LedgerVerdict
 from atoll.peer.durable.round_files import RoundFiles
-from atoll.peer.membership.durable_records import recovered
+from atoll.peer.membership.durable_records import Recovered, recovered
 from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.identity import Home
-from atoll.peer.rounds.recovery import HomeContents, read_home
+from atoll.peer.rounds.recovery import HomeReader
 from atoll.peer.rounds.state import ReplicatedState
 
 
 @dataclass(slots=True)
 class HomeMemory:
-    """Hold what a home remembers, and the files in which that goes on."""
+    """Hold what a home remembers, and the files in which that goes on.
 
-    contents: HomeContents
+    ``lines`` say for people what became of its ledger.
+    """
+
+    recovered: Recovered
+    reader: HomeReader | None  # of the state that goes with it; None: a new memory begins
     ledger: DurableLedger
     rounds: RoundFiles | None
+    lines: tuple[str, ...] = ()
 
     def incarnation(self, life: int) -> int:
         """Return the incarnation that goes on here; the number of this life if none does."""
-        return self.contents.recovered.inc or life
+        return self.recovered.inc or life
 
 
 def checkpoint_folder(home: Home, options: DaemonOptions) -> Path | None:
@@ -55,9 +60,10 @@ def checkpoint_folder(home: Home, options: DaemonOptions) -> Path | None:
 
 
 def open_memory(home: Home, options: DaemonOptions) -> HomeMemory | None:
-    """Read the ledger, the rounds and the checkpoints of a home; None with ``--durable off``.
+    """Read the ledger of a home, and which rounds and checkpoints it has.
 
-    Raises OSError, DiskError or ConfigError where the ledger cannot be opened. For a worker thread.
+    None with ``--durable off``. Raises OSError, DiskError or ConfigError where the ledger cannot be
+    opened. For a worker thread.
     """
     if options.durable == OFF:
         return None
@@ -67,14 +73,15 @@ def open_memory(home: Home, options: DaemonOptions) -> HomeMemory | None:
     keeps = holds_state and options.durable == ROUNDS
     rounds = RoundFiles(disk, home.path / ROUNDS_FOLDER) if keeps else None
     folder = checkpoint_folder(home, options)
-    contents = read_home(
+    reader = HomeReader(
         opened, rounds, folder, options.run, options.secret, holds_state=holds_state
     )
-    if opened.verdict not in (LedgerVerdict.NEW, LedgerVerdict.WHOLE):
-        contents.lines.insert(0, opened.text)
-    if not _is_same_voter(home, options, contents):
-        _forget(contents, opened)
-    return HomeMemory(contents, opened.ledger, rounds)
+    is_news = opened.verdict not in (LedgerVerdict.NEW, LedgerVerdict.WHOLE)
+    lines = (opened.text,) if is_news else ()
+    if _is_same_voter(home, options, reader.recovered):
+        return HomeMemory(reader.recovered, reader, opened.ledger, rounds, lines)
+    opened.ledger.compact((), opened.position)  # a new memory begins; positions go on
+    return HomeMemory(recovered((), opened.position), None, opened.ledger, rounds, lines)
 
 
 def room_of(home: Home, checkpointer: Checkpointer | None, state: ReplicatedState | None) -> Room:
@@ -96,23 +103,12 @@ def room_of(home: Home, checkpointer: Checkpointer | None, state: ReplicatedStat
     return Room(has_bytes, needs_bytes)
 
 
-def _is_same_voter(home: Home, options: DaemonOptions, contents: HomeContents) -> bool:
+def _is_same_voter(home: Home, options: DaemonOptions, known: Recovered) -> bool:
     """Return whether what the ledger remembers goes on in this process."""
     if options.resume is not None:
         return False  # a history of its own begins
     if options.founds:
         return False
-    view = contents.recovered.view
+    view = known.view
     mine = view.member(home.peer_id) if view is not None else None
     return view is None or (mine is not None and mine.role == options.role)
-
-
-def _forget(contents: HomeContents, opened: OpenedLedger) -> None:
-    """Begin a new memory; positions go on."""
-    contents.recovered = recovered((), opened.position)
-    opened.ledger.compact((), opened.position)
-    contents.replayed.clear()
-    contents.held.clear()
-    if contents.state is not None:
-        contents.state.close()
-        contents.state = None

@@ -58,7 +58,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "chain": own.chain.hex(),
         "digest": own.digest.hex() if own.digest_round == own.round else "",
         "digests": {str(number): digest for number, digest in executor.digests.items()},
-        "synced": not own.unsynced,
+        "synced": not own.is_behind,
         "role": role,
         "admission": parts.admission.status(),
         "checkpoint": _checkpoint(parts),
@@ -210,6 +210,8 @@ def _waiting(parts: Components) -> str:
         return _outside(parts)
     if node.heartbeats.halted:
         return node.heartbeats.halted
+    if own.loading:
+        return f"this peer reads the state of round {own.round} from its disk"
     if own.unsynced:
         if loading := parts.executor.sync.describe():
             return f"this peer is downloading {loading}"

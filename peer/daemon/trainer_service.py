@@ -161,6 +161,8 @@ class TrainerService:
         node, state = self._node, self._executor.state
         if node.view is None:
             return {"state": "syncing", "text": f"this peer is {node.phase.value} of the view"}
+        if node.follower.loading:
+            return {"state": "syncing", "text": "the daemon reads the run's state from its disk"}
         if node.follower.unsynced:
             loading = self._executor.sync.describe() or "the state of another member"
             return {"state": "syncing", "text": f"the daemon is loading {loading}"}
@@ -404,7 +406,7 @@ def why_not_now(own: MemberState, state: ReplicatedState | None, *, in_view: boo
     """
     if state is not None:
         check_collectives(state.spec)
-    if own.unsynced or not in_view:
+    if own.is_behind or not in_view:
         return "this peer is catching up with the others"
     if own.contributes:  # what a trainer before this one has submitted
         return "a round is under way in which this peer takes part already"

@@ -57,7 +57,7 @@ class Components:
         me, signer = home.peer_id, HomeSigner(home)
         self.memory = memory
         member = Member(me, daemon.incarnation(), options.role)
-        known = memory.contents.recovered if memory is not None else None
+        known = memory.recovered if memory is not None else None
         self.node = Node(member, signer=signer, life=daemon.life(), recovered=known)
         self.addresses = KnownAddresses(home, options, self.node, event_log)
         # Bans, and the authority's passes in a run that has one.
@@ -170,5 +170,5 @@ def _durability(memory: HomeMemory | None, log: RoundLog, daemon: DaemonPort) ->
     """Return who writes down what the daemon is to remember; None if nothing is."""
     if memory is None:
         return None
-    restored = memory.contents.recovered.state[0]
+    restored = memory.recovered.state[0]
     return Durability(memory.ledger, memory.rounds, log, daemon, restored)

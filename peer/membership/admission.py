@@ -364,7 +364,7 @@ class Admission:
         """
         own = self._own
         if own.is_replica or own.round == 0:
-            return own.unsynced
+            return own.is_behind
         return not alive.intersection(self._roster.has_synced(own.round, own.chain))
 
     def to_synced(self, alive: set[bytes]) -> View | None:

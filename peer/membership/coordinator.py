@@ -97,7 +97,7 @@ class Coordinator:
         self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
         self._noted_links = self.roster.links
         self._apart = ""  # who has no link to whom, as the log says
-        self._quorum_lost_noted = False
+        self._quorum_lost_noted = self._loading_noted = False
 
     def take_over(self, before: Coordinator) -> None:
         """Go on with what this peer knew as the coordinator of the view before."""
@@ -227,7 +227,7 @@ class Coordinator:
         self._note_links(alive)
         self._comparison.step(self._own, self.roster, alive)
         staying = alive - self.admission.leaving
-        if self.halted or self._own.unsynced or not self.admission.can_finish(staying):
+        if self.halted or self._own.is_behind or not self.admission.can_finish(staying):
             ended = [cleanup.attempt for cleanup in self.cleanups.values()]
             for attempt in [*self.attempts.values(), *ended]:
                 self._tell_over(attempt.begin)
@@ -479,7 +479,7 @@ class Coordinator:
     def _step_boundary(self, alive: set[bytes], now_s: float) -> None:
         self.eligibility.held = ""
         if self.admission.lacks_base(alive):
-            if self.without_base_since_s is None:
+            if self.without_base_since_s is None or self._is_on_a_disk(alive):
                 self.without_base_since_s = now_s
             proposal = self.admission.to_synced(alive)
             if proposal is not None:
@@ -520,6 +520,18 @@ class Coordinator:
             chosen = self.eligibility.select_participants(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)
+
+    def _is_on_a_disk(self, alive: set[bytes]) -> bool:
+        """Return whether the last commit is on a disk that is being read: it is not lost."""
+        loading = self.roster.loading(alive) | ({self.me} if self._own.loading else set())
+        if loading and not self._loading_noted:
+            self._loading_noted = True
+            names = listed([short(peer) for peer in sorted(loading)])
+            text = (
+                f"round {self._own.round} is on the disk of {names}: rounds go on when it is read"
+            )
+            self._emit(Note("loading", text))
+        return bool(loading)
 
     def _near(self, first: bytes, alive: set[bytes]) -> tuple[bytes, ...]:
         """Return a peer and the replicas that can have its parameters from it or hand them on."""
@@ -582,7 +594,7 @@ class Comparison:
     def step(self, own: MemberState, roster: Roster, alive: set[bytes]) -> None:
         """Halt, go on, or send RESYNC to a minority."""
         digests = roster.digests(own.round)
-        doubted = own.unsynced or roster.is_doubted(self._me, own.digest)
+        doubted = own.is_behind or roster.is_doubted(self._me, own.digest)
         if own.digest_round == own.round and own.holds and not doubted:
             digests[self._me] = own.digest
         groups: dict[bytes, list[bytes]] = {}

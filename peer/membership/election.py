@@ -340,7 +340,7 @@ class Election(Electorate):
             self._lost(self._detector.last_heard_s(coordinator))
         order = successors(self.view)
         rank = order.index(me) if me in order else len(order)
-        if self._own.unsynced:
+        if self._own.is_behind:
             rank += len(order)  # it would first have to catch up: after those who need not
         if here.outbound:
             rank += len(order)  # some may have no link to it: after those who can be dialled
@@ -499,7 +499,7 @@ class Election(Electorate):
         there any more (no partition looks like that), else after the fork wait.
         """
         here, timing = self._here, self._here.timing
-        if not self.view.may_fork or self._bootstrap is not None or self._own.unsynced:
+        if not self.view.may_fork or self._bootstrap is not None or self._own.is_behind:
             return False
         restarted_s = here.restarted_s
         if restarted_s is not None and here.now_s - restarted_s < timing.fork_restarted_s:

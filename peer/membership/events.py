@@ -45,6 +45,21 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class HomeRead:
+    """Report that the files of a home are read, of which the machine knows from the ledger.
+
+    They give the state after ``round``. Unless it ``is_whole``, that is less than the ledger and
+    the names of the files had promised: ``missing`` are results that are bad.
+    """
+
+    round: int
+    chain: bytes
+    digest: bytes
+    is_whole: bool = True
+    missing: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Configured:
     """Tell the machine what the run's specification asks of it.
 
@@ -291,6 +306,7 @@ Event = (
     | Detached
     | BootstrapConfig
     | Restored
+    | HomeRead
     | Configured
     | HandOver
     | TrainersAsked

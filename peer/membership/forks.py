@@ -68,7 +68,7 @@ class Forks:
         for peer, address in self._strangers.items():
             if peer not in here.linked and peer != here.me.peer:
                 here.emit(Connect(peer, address))
-        if lead is None or not lead.hears_quorum(here.now_s) or self._own.unsynced:
+        if lead is None or not lead.hears_quorum(here.now_s) or self._own.is_behind:
             return
         ancestors = view.ancestors[-ANCESTORS_MAX:]
         meet = Meet(view.lineage, self._reached(view), here.me, ancestors)

@@ -146,7 +146,7 @@ class Heartbeats:
             tuple(submission.weight for _, submission in waiting),
             acceptor is not None and acceptor.frozen,
             acceptor.promised.number if acceptor else 0,
-            own.unsynced,
+            own.is_behind,
             self.progress_bytes,
             own.runs(),
             own.epoch,
@@ -167,6 +167,7 @@ class Heartbeats:
             self._here.lag_s(),
             own.keeps_rounds,
             self._position().sig,
+            own.loading,
         )
         cached = self._cached
         if cached is None or said != cached[0]:  # a coordinator looks at its own at every step

@@ -36,6 +36,7 @@ from atoll.peer.membership.events import (
     Effect,
     Fetch,
     FinalChunks,
+    HomeRead,
     ListFinal,
     Note,
     Persist,
@@ -125,6 +126,8 @@ class MemberState:
         self.completed = CompletedRounds()
         self.bans = BanBook(me.peer)
         self.unsynced = False
+        self.loading = False  # the state that we stand at is being read from our disk
+        self._genesis = b""  # the chain of the run's beginning
         self.suspect = False  # our bytes differ from the others' although the chain agrees
         self.diverged = False  # our state is not on the history of the view
         self.attached = False  # rounds wait for our trainer
@@ -145,23 +148,38 @@ class MemberState:
     # ------------------------------------------------------------ the state
 
     def on_restored(self, event: Restored) -> None:
-        """Begin with the state of a checkpoint; after a recovery, of one that has to do instead."""
+        """Begin with the state of a checkpoint."""
         self.round, self.chain = event.round, event.chain
         self.digest, self.digest_round = event.digest, event.round
         self.known = max(self.known, (event.round, event.chain))
-        self.unsynced |= self.known[0] > event.round
+
+    def on_home_read(self, event: HomeRead) -> None:
+        """Have the state that our home had promised, or go back to what its files have given."""
+        self.loading = False
+        if event.is_whole:
+            if self.digest_round < event.round:
+                self.digest, self.digest_round = event.digest, event.round
+            return
+        for number in event.missing & self.held.keys():
+            self.held[number] = replace(self.held[number], is_here=False)
+        self._operations.clear()
+        self.previous = (0, b"")
+        self.round, self.chain = event.round, event.chain or self._genesis
+        self.digest, self.digest_round = event.digest, event.round
+        if self.known[0] > self.round and not self.unsynced:
+            self.fell_behind("files of this peer are damaged: it downloads what they lack")
 
     def recover(self, recovered: Recovered) -> None:
         """Begin where the ledger and the files of this peer's home end."""
         view = recovered.view
         self.round, self.chain = recovered.state
+        self.loading = self.is_replica and self.round > 0
         if view is None:
             self.known = recovered.state
             return
-        self.unchanged = recovered.unchanged
-        if self.round == 0:
-            self.chain = view.base_chain if view.base_round == 0 else genesis_chain(view.lineage)
-        self.known = recovered.known
+        self._genesis = view.base_chain if view.base_round == 0 else genesis_chain(view.lineage)
+        self.chain = self.chain if self.round else self._genesis
+        self.known, self.unchanged = recovered.known, recovered.unchanged
         self.completed = CompletedRounds(view)
         self.unsynced = recovered.known[0] > self.round
         for head in recovered.ready:
@@ -311,7 +329,7 @@ class MemberState:
         The caller has checked that we are in the view and not frozen. The result of a GATHER is
         BEGIN's blob.
         """
-        if self.unsynced or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
+        if self.is_behind or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
             return None  # one that missed a commit learns of it from the coordinator's next beat
         known, held = self.begins.get(begin.round), self.held.get(begin.round)
         if known is not None and begin.attempt <= known.attempt:
@@ -415,7 +433,7 @@ class MemberState:
     def ready(self) -> Ready | None:
         """Return the READY that we can say about the next round, or None."""
         held = self._at_hand()
-        if held is None or self.unsynced or not held.is_here:
+        if held is None or self.is_behind or not held.is_here:
             return None
         if held.begin is None and not held.durable:
             return None  # who holds nothing has only its vote to give
@@ -442,7 +460,7 @@ class MemberState:
     def _of_others(self, notice: Notice) -> Begin | None:
         """Return the attempt if it is a REDUCE of others' vectors: it changes no state."""
         begin = self._current(notice.round, notice.attempt)
-        if begin is None or self.unsynced or begin.kind != REDUCE or self.me in begin.participants:
+        if begin is None or self.is_behind or begin.kind != REDUCE or self.me in begin.participants:
             return None
         return begin
 
@@ -491,7 +509,7 @@ class MemberState:
         A witness only moves to the position. ``unchanged``: so many rounds, up to this one, have
         changed no state.
         """
-        if round_number <= self.round or self.unsynced:
+        if round_number <= self.round or self.is_behind:
             return
         path = self._path_to(round_number, chain)
         if path is not None:
@@ -704,6 +722,11 @@ class MemberState:
         for fragment in sorted(self.submissions):
             self._tell("missed", self.round, fragment)
         self.submissions.clear()
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the state that rounds build on is not here, or not yet."""
+        return self.unsynced or self.loading
 
     @property
     def holds(self) -> bool:

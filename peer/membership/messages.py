@@ -342,6 +342,7 @@ class Heartbeat(InView):
     lag_s: float = 0.0  # how late its event loop was lately (failure_detector.py)
     keeps_rounds: bool = False  # the result with a root in `runs` goes to its disk, or is there
     position_sig: Signature = b""  # of the position, as Remembered has it
+    loading: bool = False  # it reads the state of `round` from its disk, and is unsynced until then
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):

@@ -641,6 +641,11 @@ class Node:
         self.syncing.on_caught_up(event)
         self.heartbeats.soon()
 
+    def _on_home_read(self, event: ev.HomeRead) -> None:
+        self.follower.on_home_read(event)
+        self._send_ready(self.follower.ready())
+        self.heartbeats.soon()
+
     def _on_configured(self, event: ev.Configured) -> None:
         self.follower.on_configured(event)
         if self.coordinator is not None:
@@ -917,6 +922,7 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.CaughtUp: Node._on_caught_up,
     ev.CatchUpFailed: lambda node, event: node.syncing.on_failed(event.why),
     ev.Restored: lambda node, event: node.follower.on_restored(event),
+    ev.HomeRead: Node._on_home_read,
     ev.Configured: Node._on_configured,
 }
 

@@ -161,6 +161,10 @@ class Roster:
     def unsynced(self) -> set[bytes]:
         return {p for p, beat in self.heartbeats.items() if beat.unsynced and p != self.me}
 
+    def loading(self, alive: set[bytes]) -> set[bytes]:
+        """Return who of the living reads its state from its disk."""
+        return {p for p in alive if (beat := self.heartbeats.get(p)) and beat.loading}
+
     def keepers(self) -> set[bytes]:
         """Return on whose disks results of rounds are, or will be."""
         return {peer for peer, beat in self.heartbeats.items() if beat.keeps_rounds}

@@ -34,7 +34,7 @@ from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
 from atoll.peer.rounds.log import RoundLog
-from atoll.peer.rounds.recovery import HeldResult, HomeContents
+from atoll.peer.rounds.recovery import HeldResult, HomeContents, HomeReader
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.rounds.verifier import AttemptVerifier
@@ -90,6 +90,8 @@ class RoundExecutor:
         # Work in the order in which it was decided.
         self._queue: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
+        self.is_loading = False  # the home is being read
+        self._falls_short = False  # it gave less than was promised, and that is not here yet
 
     # ------------------------------------------------------------ what it holds
 
@@ -123,11 +125,33 @@ class RoundExecutor:
             if self.state is not None:
                 self.digests[self.state.round] = self.state.digest.hex()
 
-    def recover(self, contents: HomeContents) -> None:
+    def load(self, reader: HomeReader) -> None:
+        """Read the home of this peer before anything else is carried out.
+
+        Until that is done its state is not here, though the machine knows where it stands.
+        """
+        self.is_loading = True
+        for ready in reader.recovered.ready:
+            if ready.begin is not None:
+                self._wanted[ready.run.round] = ready.begin
+        self._in_turn(self._load, reader)
+
+    async def _load(self, reader: HomeReader) -> None:
+        promised = reader.recovered
+        contents = await asyncio.to_thread(reader.read)
+        for line in contents.lines:
+            self._daemon.note("recovered", line)
+        found = contents.recovered
+        is_whole = (found.state, found.missing) == (promised.state, promised.missing)
+        self._falls_short = not is_whole
+        self.is_loading = False
+        if contents.state is not None:
+            self._recover(contents.state, contents)
+        read = ev.HomeRead(*found.state, contents.digest, is_whole, found.missing)
+        self._feed(read)
+
+    def _recover(self, state: ReplicatedState, contents: HomeContents) -> None:
         """Begin with what this peer's home has kept: the state, its last rounds, what is held."""
-        state = contents.state
-        if state is None:
-            return
         log = self.replica.log
         if contents.checkpoint[0]:
             log.restart(contents.checkpoint[0], contents.checkpoint_digest, contents.checkpoint[1])
@@ -143,18 +167,16 @@ class RoundExecutor:
             self.log("what error feedback held before this start is lost: no file has it")
         for held in contents.held:
             self._hold(held)
-        position = contents.recovered.state
-        self._feed(ev.Restored(*position, state.digest))
 
     def _hold(self, held: HeldResult) -> None:
         """Hold R of a round that an earlier life was READY for: it may yet be committed."""
         begin = held.ready.begin
-        assert begin is not None
+        if begin is None or not self.is_wanted(begin):
+            return  # given up while it was read
         run = self.attempts.open(begin, self.state, MEMBERS_MAX)
         np.copyto(run.result.array, held.array)
         run.result.digests = held.digests
         run.root = held.ready.run.root
-        self._wanted[begin.round] = begin
 
     @contextlib.contextmanager
     def lend_result(self, ready: ReadyRecord) -> Iterator[U8 | None]:
@@ -393,9 +415,12 @@ class RoundExecutor:
     # ------------------------------------------------------------ commits
 
     async def _apply(self, effect: ev.Apply) -> None:
+        if self._falls_short:
+            return  # the machine has heard that the state before it is not here
         begin = effect.begin
         run = self.attempts.get(begin.round)
-        if begin.kind == GATHER or (begin.kind == REDUCE and self.me not in begin.participants):
+        is_for_others = self.me not in begin.participants or run is None  # ... or an earlier life
+        if begin.kind == GATHER or (begin.kind == REDUCE and is_for_others):
             run = None  # BEGIN itself is the result, or it is for others
         else:
             assert run is not None
@@ -464,7 +489,8 @@ class RoundExecutor:
 
     async def _take_back(self, effect: ev.TakeBack) -> None:
         state = self.state
-        assert state is not None
+        if self._falls_short or state is None:
+            return
         await asyncio.to_thread(state.rename, effect.round)
         self._forget_attempts()
         self.replica.log.cut_after(effect.round)
@@ -481,6 +507,7 @@ class RoundExecutor:
 
     def adopt(self, state: ReplicatedState, round_number: int, chain: bytes) -> None:
         """Take over the state that the catch-up has brought to this round, and the log with it."""
+        self._falls_short = False
         if self.replica.view is None:
             self.digests.clear()  # a checkpoint's may be of another history than the run's
         self._moved_to(state, "the state of others was loaded")

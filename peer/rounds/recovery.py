@@ -6,7 +6,8 @@ the ledger, and whose commit is not, is *held*: its bytes are read, and not appl
 files lack is fetched from others afterwards, as by any peer that is behind: no file but the ledger
 decides about a vote. So a file that is damaged costs a transfer, and says so.
 
-Every byte is hashed before it is used. All of this is for a worker thread.
+A vote needs the ledger only, so the peer is a voter again before its state is read. Every byte is
+hashed before it is used.
 """
 
 from __future__ import annotations
@@ -92,35 +93,28 @@ class ReplayedRound:
 
 @dataclass(slots=True)
 class HomeContents:
-    """Hold what a home gives back. ``lines`` say for people what was found, and what was not."""
+    """Hold what the files of a home give back: the bytes, each of them checked."""
 
-    recovered: Recovered
+    recovered: Recovered  # as far as they go: less than the ledger says where files are bad
     state: ReplicatedState | None = None
     checkpoint: Position = (0, b"")
     checkpoint_digest: bytes = b""
     replayed: list[ReplayedRound] = field(default_factory=list)
     held: list[HeldResult] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # for people: what was bad
+
+    @property
+    def digest(self) -> bytes:
+        return self.state.digest if self.state is not None else b""
 
 
-def read_home(
-    opened: OpenedLedger,
-    rounds: RoundFiles | None,
-    checkpoints: Path | None,
-    run: str,
-    secret: bytes,
-    *,
-    holds_state: bool,
-) -> HomeContents:
-    """Return what the ledger, the rounds and the checkpoints of a home say together.
+class HomeReader:
+    """Read what ledger, rounds and checkpoints of a home say together.
 
-    ``rounds`` None: none are kept. ``checkpoints``: their folder. Raises MemoryError where the
-    state finds no room.
+    What was promised is known at once (``recovered``), and so is which round the files lead to, by
+    their names. Their bytes take as long as the disk does (``read``).
     """
-    return _Reader(opened, rounds, checkpoints, run, secret, holds_state).read()
 
-
-class _Reader:
     def __init__(
         self,
         opened: OpenedLedger,
@@ -128,8 +122,10 @@ class _Reader:
         checkpoints: Path | None,
         run: str,
         secret: bytes,
+        *,
         holds_state: bool,
     ) -> None:
+        """Look at the files. ``rounds`` None: none are kept. ``checkpoints``: their folder."""
         self._records = [parsed(entry) for entry in opened.records]
         self._position = opened.position
         self._rounds, self._run, self._secret = rounds, run, secret
@@ -139,16 +135,21 @@ class _Reader:
         heads = [record for record in self._records if isinstance(record, ReadyRecord)]
         present = set(rounds.names()) if rounds is not None else set()
         self._stored = {head.place for head in heads if name_of(head.place) in present}
+        self.recovered = self._fold()
 
     def read(self) -> HomeContents:
-        """Replay from the best checkpoint; after each file that is bad, from what is left."""
+        """Replay from the best checkpoint; after each file that is bad, from what is left.
+
+        In a worker thread. Raises MemoryError where the state finds no room.
+        """
+        found = self.recovered
         while True:
-            found = self._fold()
             try:
                 return self._replay(found)
             except _BadFileError as error:
                 self._lines.append(str(error))
                 self._do_without(error)
+                found = self._fold()
 
     def _do_without(self, bad: _BadFileError) -> None:
         if bad.checkpoint is not None:

@@ -58,7 +58,7 @@ BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than 
 # ... unless pieces were wanted all through so many reductions: who wants them does not keep up with
 # the rounds, and with this share never would. It doubles with each reduction from there on, to as
 # much as the reduction sends. Rounds are longer for a while, and have one trainer more then.
-PATIENT_REDUCTIONS = 4
+PATIENT_REDUCTIONS = 2
 # Or so many in a reduction, if that is more: where rounds are small and the way is long, a peer
 # could not keep up with them otherwise. 50 ms at 10 Mbit/s.
 BUSY_BYTES = 64 << 10

@@ -68,6 +68,10 @@ class Disk:
     fails: bool = False  # the next sync does
     keeps_rounds: bool = True  # else it has room for votes only
     memory: object = field(default_factory=object)  # another one once it has forgotten something
+    rotten: set[object] = field(
+        default_factory=set
+    )  # files whose bytes are bad, though they look well
+    _opened: tuple[list[object], int] = ([], 0)
 
     @property
     def position(self) -> int:
@@ -137,14 +141,24 @@ class Disk:
         kept = copy.copy(self)
         kept.records, kept.rounds = [*self.records], {**self.rounds}
         kept.checkpoints, kept.memory = [*self.checkpoints], object()
+        kept.rotten = {*self.rotten}
         return kept
 
     def damage(self, dice: random.Random) -> None:
-        """One file of R or one checkpoint cannot be read any more."""
+        """One file of R or one checkpoint is gone, or is read and turns out to be bad."""
+        looks_well = dice.random() < 0.5
         if self.rounds and dice.random() < 0.7:
-            del self.rounds[dice.choice(sorted(self.rounds))]
+            place = dice.choice(sorted(self.rounds))
+            if looks_well:
+                self.rotten.add(place)
+            else:
+                del self.rounds[place]
         elif self.checkpoints:
-            del self.checkpoints[dice.randrange(len(self.checkpoints))]
+            at = dice.randrange(len(self.checkpoints))
+            if looks_well:
+                self.rotten.add(self.checkpoints[at].chain)
+            else:
+                del self.checkpoints[at]
 
     # ------------------------------------------------------------ the next process
 
@@ -152,10 +166,23 @@ class Disk:
         """What the home says: it is synced before anybody hears of it."""
         self.synced = self.position
         read = [decode(encode(record)) for _, record in self.records]
+        self._opened = read, self.position
+        return self._fold(holds_state)
+
+    def read(self) -> Recovered:
+        """What a replica's home said when it was opened, without the files that turn out bad."""
+        for place in self.rotten & self.rounds.keys():
+            del self.rounds[place]
+        self.checkpoints = [each for each in self.checkpoints if each.chain not in self.rotten]
+        self.rotten.clear()
+        return self._fold(holds_state=True)
+
+    def _fold(self, holds_state: bool) -> Recovered:
+        records, position = self._opened
         places = [(state.round, state.chain) for state in self.checkpoints]
         return recovered(
-            read,  # type: ignore[arg-type]
-            self.position,
+            records,  # type: ignore[arg-type]
+            position,
             places,
             {*self.rounds},
             holds_state=holds_state,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.peer.membership import events as ev
+from atoll.peer.membership.durable_records import Recovered
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.phase import Phase
@@ -63,7 +64,8 @@ class Host:
     rate: float = 1.0  # its clock's seconds per second
     skew_s: float = 0.0
     traps: list[Trap] = field(default_factory=list)  # several hosts may share one
-    disk: Disk | None = None  # of a durable home
+    disk: Disk | None = None  # of a durable home ...
+    promised: Recovered | None = None  # ... what its ledger and the names of its files say
     peer: bytes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -128,8 +128,9 @@ class Statements:
             return  # a witness votes for what others hold
         assert begin.attempt == ready.attempt, f"I5: {what} in attempt {begin.attempt}"
         attests = begin.kind == REDUCE and host.peer not in begin.participants
-        if begin.kind == GATHER or attests:
-            return
+        of_an_earlier_life = begin.operation is not None and not own.takes_part(begin)
+        if begin.kind == GATHER or attests or of_an_earlier_life:
+            return  # there is nothing to hold, or nobody that it would be for
         job = host.jobs.get(ready.round)
         holds = job is not None and job.complete and job.begin == begin and job.root == ready.root
         assert holds, f"I5: {what} without that result"

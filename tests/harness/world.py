@@ -75,6 +75,7 @@ class World(ABC):
         self.log_rounds = 8  # entries that a donor's log keeps
         self.is_durable = False  # every home has a ledger, rounds and checkpoints
         self.save_every = 5  # rounds between two checkpoints of a durable home
+        self.read_s = 0.0  # to read one when its process begins
         self.homes: dict[str, Disk] = {}
         self.first_event: ev.Event = ev.Tick()  # of a process that finds a home
         self.disk_dice = random.Random(0)  # what a power cut takes
@@ -142,6 +143,7 @@ class World(ABC):
         self.hosts[peer] = host
         if self.is_durable:
             self.deliver(host, self.first_event)
+            self._read_home(host)
             if host.disk is not None and not host.disk.keeps_rounds:
                 self.deliver(host, ev.RoundsKept(keeps=False))
         if name in self.outbound:
@@ -162,6 +164,7 @@ class World(ABC):
         member = Member(peer_id(name), inc, role, f"{name}:1")
         host = Host(name, self.make_node(member, life, found), disk=disk)
         if role == REPLICA:
+            host.promised = found
             host.state, host.log = disk.state(found, self.chunks)
             at = (host.state.round, host.state.chain)
             assert at == found.state or not found.state[0], f"{name} replays to {at}"
@@ -175,6 +178,30 @@ class World(ABC):
                 if stored is not None:
                     host.jobs[head.run.round] = stored.job()
         return host
+
+    def _read_home(self, host: Host) -> None:
+        """Its files take a while to be read; then it says what they give."""
+        if host.promised is None or not host.promised.state[0]:
+            return
+        disk = self.homes[host.name]
+        if self.read_s:
+            self.after(self.read_s, lambda: self._home_is_read(host, disk))
+        else:
+            self._home_is_read(host, disk)
+
+    def _home_is_read(self, host: Host, disk: Disk) -> None:
+        promised = host.promised
+        if not host.alive or self.hosts[host.peer] is not host or promised is None:
+            return
+        found = disk.read()
+        is_whole = (found.state, found.missing) == (promised.state, promised.missing)
+        digest = host.digests[promised.state[0]] if is_whole else b""
+        if not is_whole:
+            host.state, entries = disk.state(found, self.chunks)
+            host.log, digest = entries[-self.log_rounds :], host.state.digest
+            for number in [n for n in host.jobs if n in found.missing]:
+                del host.jobs[number]
+        self.deliver(host, ev.HomeRead(*found.state, digest, is_whole, found.missing))
 
     def _persist(self, host: Host, effect: ev.Persist) -> None:
         disk, record = host.disk, effect.record
@@ -242,8 +269,6 @@ class World(ABC):
         if begin is not None:
             begin(host)
         self.deliver(host, ev.Tick())
-        if host.disk is not None and host.state.round:
-            self.deliver(host, ev.Applied(host.state.round, host.state.digest))
         for other in self.living():
             if other is not host:
                 self.dial(host, other.peer)

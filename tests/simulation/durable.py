@@ -49,6 +49,7 @@ SYNCS_S = (0.0005, 0.004, 0.03, 0.2)
 AWAY_MAX_S = 3.0  # less than it takes to be voted out of a view that has lost its quorum
 VOTES_ONLY = 0.15  # of the homes, that have room for no results
 SAVE_EVERY = (2, 5, 1000)
+READS_S = (0.0, 0.05, 0.5, 2.5)  # to read a home
 TRAPS = ("Persist", "Persist", "Ready", "Promise", "Accepted", "Commit", "Begin", "Installed")
 
 
@@ -246,6 +247,7 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
     luck, fate = random.Random(f"homes {seed}"), random.Random(f"rooms {seed}")
     arena.is_durable, arena.disk_dice = True, random.Random(f"power {seed}")
     arena.save_every = luck.choice(SAVE_EVERY)
+    arena.read_s = random.Random(f"reads {seed}").choice(READS_S)
     for name in NAMES:
         arena.homes[name] = Disk(luck.choice(SYNCS_S))
         arena.homes[name].keeps_rounds = name == NAMES[0] or fate.random() > VOTES_ONLY
@@ -299,6 +301,7 @@ def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
         arena.run(6.0)
         return why
     transfer_s = 2 * (options.load_s + options.chunk_s * options.chunks * options.hosts)
+    transfer_s += arena.read_s
     waits_s = max(3.0 * options.inner_s, 20 * options.delay_s) + transfer_s
     start, lacks_result = _furthest(arena), _lacks_result(arena)
     limit_s = COMMIT_S + waits_s

@@ -139,7 +139,7 @@ class Moves:
         round_number, chain = home.found.state
         digest = self.digests.get(round_number, chain)
         point = self.handle(point, peer, self.first_event)
-        point = self.handle(point, peer, ev.Applied(round_number, digest))
+        point = self.handle(point, peer, ev.HomeRead(round_number, chain, digest))
         if peer in self.trainers:
             point = self.handle(point, peer, ev.Attached())
         for other in point.living:

@@ -29,7 +29,7 @@ def run() -> Iterator[TinyRun]:
 
 
 def service_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
-    follower = SimpleNamespace(unsynced=False, round=run.state.round)
+    follower = SimpleNamespace(unsynced=False, loading=False, round=run.state.round)
     node: Any = SimpleNamespace(view=run.view, follower=follower)
     executor: Any = SimpleNamespace(state=run.state)
     return TrainerService("demo", node, executor, cast(IpcServer, None), fed.append)

@@ -388,6 +388,53 @@ def test_a_later_life_takes_no_part_in_an_attempt_that_names_another() -> None:
     assert any(isinstance(effect, ev.Reduce) for effect in effects)
 
 
+# ---------------------------------------------------------------- reading what the disk has
+
+
+def test_who_reads_its_state_for_long_keeps_its_place_and_its_vote() -> None:
+    """As a large model takes, longer than the silent are kept: it answers all the while."""
+    cluster = formed("abc")
+    cluster.read_s = 3 * cluster.timing.remove_s
+    cluster.kill("c")
+    cluster.restart("c")
+    assert cluster.until_round("ab", 2) < 3.0
+    cluster.kill("b")  # a and c are a quorum: an election needs the ledger of c, not its state
+    cluster.kill("a")
+    cluster.restart("a", lambda host: None)
+    cluster.until(lambda: cluster.host("a").leads or cluster.host("c").leads, limit_s=5.0)
+    cluster.until_round("ac", 2, limit_s=cluster.read_s + 5.0)
+    assert incarnations(cluster, "abc") == {1}
+    assert not cluster.noted("excluded")
+
+
+@pytest.mark.parametrize("read_s", [0.0, 2.0])
+def test_a_file_that_turns_out_bad_costs_a_transfer_and_no_vote(read_s: float) -> None:
+    """The peer has said where it stands by then, and may have moved on."""
+    cluster = formed("abc")
+    cluster.read_s = read_s
+    cluster.until_round("abc", 4)
+    cluster.kill("c")
+    disk = cluster.homes["c"]
+    disk.rotten |= {*disk.rounds, *(state.chain for state in disk.checkpoints)}
+    cluster.restart("c")
+    assert cluster.until_round("abc", 2, limit_s=read_s + 5.0)
+    assert incarnations(cluster, "abc") == {1}
+
+
+def test_all_are_back_at_once_and_some_files_are_bad() -> None:
+    cluster = formed("abc")
+    cluster.read_s = 1.0
+    cluster.until_round("abc", 4)
+    for name in "abc":
+        cluster.kill(name)
+    disk = cluster.homes["b"]
+    disk.rotten |= {max(disk.rounds, key=lambda place: place[2])}
+    for name in "abc":
+        cluster.restart(name)
+    assert cluster.until_round("abc", 2, limit_s=cluster.read_s + 5.0)
+    assert not any(view.rollback for view in cluster.checker.views.values())
+
+
 # ---------------------------------------------------------------- operations
 
 
