@@ -44,7 +44,7 @@ from atoll.peer.membership.messages import (
     Ready,
     Resync,
 )
-from atoll.peer.membership.participation import Barrier, Eligibility, choose, opening
+from atoll.peer.membership.participation import Barrier, Eligibility, opening
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
@@ -516,7 +516,8 @@ class Coordinator:
             return
         participants = self.barrier.participants(number, present, now_s, may_begin)
         if participants:
-            kind, chosen = choose(participants, self.roster)
+            fragment = fragment_of(number, self._own.fragments)
+            kind, chosen = self.eligibility.choose(participants, fragment)
             chosen = self.eligibility.select_participants(number, kind, chosen, now_s)
             self.barrier.left_out |= {*participants} - {*chosen}
             self._begin(number, kind, chosen, None, alive, now_s)

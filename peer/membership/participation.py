@@ -249,12 +249,28 @@ class Eligibility:
 
         If not, it is held, and the log says so once for each number of peers.
         """
-        kind, chosen = choose(arrived, self._roster)
+        kind, chosen = self.choose(arrived, fragment)
         linked = self.linked(kind, chosen)
         here = {*arrived}.difference({*chosen}.difference(linked))
         if not self.terms.asynchronous and not self.has_trainers(number, here, present):
             return False
         return self.is_enough(number, kind, self.weights(linked, kind, fragment, None))
+
+    def choose(self, arrived: Collection[bytes], fragment: int) -> tuple[str, tuple[bytes, ...]]:
+        """Return the kind of the next round, and who of those that have arrived wants just that.
+
+        If most want a step and too few of them count, while somebody who counts has called a
+        collective, it is the collective: the two would wait for each other for ever.
+        """
+        kind, chosen = choose(arrived, self._roster)
+        if kind != STEP or self._counted(self.weights(chosen, kind, fragment, None)) >= (
+            self.terms.least
+        ):
+            return kind, chosen
+        callers = [peer for peer in arrived if self._roster.calls(peer)]
+        return (
+            (kind, chosen) if self._newcomers.issuperset(callers) else choose(callers, self._roster)
+        )
 
     def linked(self, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Return those of ``chosen`` who can do such a round together; say once who is left out."""

@@ -10,6 +10,8 @@ from harness.newcomers import come, held, members, new, running, weights_of_roun
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.messages import Terms
+from atoll.peer.membership.operations import Operation
+from atoll.peer.rounds.entries import REDUCE
 
 K = 4
 A, B = peer_id("a"), peer_id("b")
@@ -30,6 +32,20 @@ def test_newcomers_alone_wait_for_one_that_counts() -> None:
     come(cluster, "a")
     cluster.until_round("abc")
     assert new(cluster).keys() == {"b", "c"}
+
+
+def test_one_that_counts_calls_and_most_want_a_step_that_it_would_be_needed_for() -> None:
+    """They would wait for each other for ever, and nobody would hear that the calls differ."""
+    cluster = running("abc", Terms(50))
+    cluster.until_round("abc", 2)
+    called = Operation(REDUCE, 1000, "sum", "float32")
+    cluster.call_of = lambda host: called if host.name == "a" else None
+    begins = begins_of(cluster)
+    cluster.until_round("abc", 6)
+    rounds = {begin.round: begin for begin in begins if begin.operation is not None}
+    assert len(rounds) > 2
+    assert {begin.participants for begin in rounds.values()} == {(A,)}
+    assert "missed" in [kind for kind, _ in cluster.host("b").told]
 
 
 def test_a_round_of_too_few_for_its_rule_is_held_and_said_once() -> None:
