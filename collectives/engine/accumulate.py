@@ -138,7 +138,7 @@ class Accumulator:
                 return
             if kept is not None:  # under the lock: nothing else says that somebody writes
                 self._result.view(chunk)[:] = kept
-            self._result.digests[chunk] = digest
+            self._result.finish(chunk, digest)
             self._schedule.final(chunk)
             digests = list(self._result.digests) if self._schedule.done else []
             self._control.wake()

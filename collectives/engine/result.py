@@ -34,6 +34,23 @@ class RoundResult:
         total_bytes = self.layout.total_bytes
         self.array = spare(total_bytes) if spare else np.empty(total_bytes, np.uint8)
         self.digests = [b""] * grid.count
+        self._on_final: Callable[[int], None] | None = None
+
+    def finish(self, chunk: int, digest: bytes) -> None:
+        """Make a chunk final: nobody writes to it any more, in this attempt."""
+        self.digests[chunk] = digest
+        if self._on_final is not None:
+            self._on_final(chunk)
+
+    def watch(self, on_final: Callable[[int], None] | None) -> None:
+        """Call ``on_final`` with each chunk that is or becomes final; None: nobody any more.
+
+        In any thread; with one that becomes final right now perhaps twice.
+        """
+        self._on_final = on_final
+        for chunk, digest in enumerate(self.digests):
+            if digest and on_final is not None:
+                on_final(chunk)
 
     def copy(self, spare: Callable[[int], U8] | None = None) -> RoundResult:
         """Return the same result in other memory."""

@@ -109,6 +109,7 @@ class Components:
         )
         self.checkpointer = _checkpointer(home, options, daemon)
         self.durability = _durability(memory, self.executor.replica.log, daemon)
+        self.executor.durability = self.durability
 
 
 class HomeSigner:

@@ -31,6 +31,7 @@ from atoll.peer.durable.disk import DISK_FULL, Bytes, Disk, DiskFile, reason
 # The disk begins with so much at a time while the rest of R comes, so that the sync finds little.
 WRITE_BACK_BYTES = 8 << 20
 COPY_BYTES = 1 << 20
+SLICE_BYTES = 4 << 20  # of R that is handed over at a time where all of it is here
 _NAME = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})")
 
 
@@ -157,13 +158,14 @@ class RoundReader:
 class RoundWriter:
     """Write the chunks of one R at their offsets, in a thread of its own, while they come.
 
-    End it with ``seal`` or ``abandon``.
+    End it with ``seal``, ``abandon`` or ``drop``.
     """
 
     def __init__(self, disk: Disk, path: Path, file: DiskFile, nbytes: int) -> None:
         self.nbytes = nbytes
         self._disk, self._path, self._file = disk, path, file
         self._orders: queue.SimpleQueue[tuple[int, Bytes] | None] = queue.SimpleQueue()
+        self._taken: set[tuple[int, int]] = set()  # what was put, from where to where
         self._error: OSError | DiskError | None = None
         self._dropped = threading.Event()
         self._thread = worker(self._work, f"write-{path.name}")
@@ -176,7 +178,16 @@ class RoundWriter:
         """
         if not 0 <= offset <= self.nbytes - len(data):
             raise ValueError(f"{len(data)} bytes at {offset} lie outside R of {self.nbytes} bytes")
+        self._taken.add((offset, offset + len(data)))
         self._orders.put((offset, data))
+
+    def fill(self, data: Bytes) -> None:
+        """Take whatever of R was not put yet; ``data`` is all of it."""
+        end = 0
+        for start, stop in (*sorted(self._taken), (self.nbytes, self.nbytes)):
+            for at in range(end, start, SLICE_BYTES):
+                self.put(at, data[at : min(start, at + SLICE_BYTES)])
+            end = max(end, stop)
 
     def keep(self, older: RoundReader, places: Iterable[tuple[int, int]]) -> None:
         """Take kept chunks from the file of an older attempt, and wait for it.
@@ -211,10 +222,13 @@ class RoundWriter:
 
     def abandon(self) -> None:
         """Drop what was not written yet, and delete the file: the attempt has ended."""
+        self.drop()
+        self._thread.join()
+
+    def drop(self) -> None:
+        """Do the same without waiting for it."""
         self._dropped.set()
         self._orders.put(None)
-        self._thread.join()
-        self._remove()
 
     def _remove(self) -> None:
         self._file.close()
@@ -235,3 +249,5 @@ class RoundWriter:
                     waiting.clear()
         except (OSError, DiskError) as error:
             self._error = error
+        if self._dropped.is_set():
+            self._remove()

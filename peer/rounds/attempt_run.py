@@ -30,6 +30,7 @@ from atoll.collectives.engine.send import Outlet, Receipt
 from atoll.collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.feedback import Compensated
 from atoll.collectives.robust import RobustRule
+from atoll.peer.durable.round_files import RoundName
 from atoll.peer.membership.kept_chunks import Kept
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, short
@@ -98,6 +99,9 @@ class AttemptPort(Protocol):
     def note_busy(self) -> None:
         """Look whether any attempt is being reduced."""
 
+    def ended(self, run: AttemptRun, /) -> None:
+        """Hear that an attempt is over."""
+
     def log(self, line: str, /) -> None:
         """Write a line about rounds."""
 
@@ -147,6 +151,11 @@ class AttemptRun:
         self.again_bytes = 0  # payload that the round has cost twice here so far
 
     # ------------------------------------------------------------ what it is
+
+    @property
+    def name(self) -> RoundName:
+        """Return the name of the file of its result."""
+        return RoundName(self.begin.round, self.begin.view, self.begin.attempt)
 
     @property
     def is_read(self) -> bool:
@@ -223,7 +232,9 @@ class AttemptRun:
         Its threads end by themselves: what they still send carries its number and is dropped on
         arrival.
         """
-        self.ended = True
+        if not self.ended:
+            self.ended = True
+            self._peer.ended(self)
         if self.audit is not None:
             self.audit.end()
         if self.reduction is not None:

@@ -21,21 +21,35 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+from atoll.collectives import RoundResult
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import DiskError
 from atoll.collectives.units import count, duration, size
 from atoll.peer.daemon.ports import DurabilityPort
 from atoll.peer.durable.disk import DISK_FULL, Room, reason
 from atoll.peer.durable.ledger import DurableLedger
-from atoll.peer.durable.round_files import RoundFiles, RoundName, older_checkpoint
+from atoll.peer.durable.round_files import RoundFiles, RoundName, RoundWriter, older_checkpoint
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import ReadyRecord, Record, compacted
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.recovery import name_of, packed, parsed
 
-SLICE_BYTES = 4 << 20  # of R that is handed to its writer at a time
+# Smaller results are written at once when their READY is due: that takes as long as a thread does.
+EARLY_BYTES_MIN = 8 << 20
+
+
+class WrittenAttempt(Protocol):
+    """Be an attempt whose result is written while it comes."""
+
+    result: RoundResult
+    saving: bool  # its memory is being read
+    ended: bool
+
+    @property
+    def name(self) -> RoundName:
+        """Return the name of its file."""
 
 
 class Durability:
@@ -61,6 +75,9 @@ class Durability:
         self._ledger, self._rounds, self._log, self._port = ledger, rounds, log, port
         # A READY whose R is not on the disk yet, and what came after it.
         self._waiting: deque[ev.Persist] = deque()
+        # Files of attempts under way: their chunks go to the disk as they become final.
+        self._writers: dict[RoundName, RoundWriter] = {}
+        self._opening: dict[RoundName, asyncio.Future[RoundWriter]] = {}
         self._due = asyncio.Event()
         self._wants_compaction = True  # what an earlier life has left behind goes
         self._failed = False
@@ -127,6 +144,9 @@ class Durability:
     def _lack(self, why: str) -> None:
         """Write no rounds until there is room. What is on the disk makes room for votes."""
         self._lacking = why
+        for writer in self._writers.values():
+            writer.drop()
+        self._writers.clear()
         self._port.note(
             "disk",
             f"{why}: this peer remembers its votes only, and fetches the state from others when it"
@@ -153,7 +173,61 @@ class Durability:
             )
 
     def close(self) -> None:
+        for writer in self._writers.values():
+            writer.drop()
         self._ledger.close()
+
+    # ------------------------------------------------------------ R while it comes
+
+    async def write_early(self, attempt: WrittenAttempt) -> None:
+        """Begin the file of an attempt, so that the sync of its READY finds little to write.
+
+        What goes wrong is found again, and said, when that is due.
+        """
+        name, array = attempt.name, attempt.result.array
+        is_small = array.nbytes < EARLY_BYTES_MIN
+        if self._rounds is None or self._lacking or is_small or name in self._opening:
+            return
+        attempt.saving = True
+        opening = asyncio.ensure_future(asyncio.to_thread(self._rounds.write, name, array.nbytes))
+        self._opening[name] = opening
+        try:
+            writer = await opening
+        except (OSError, DiskError):
+            attempt.saving = False
+            return
+        finally:
+            del self._opening[name]
+        self._writers[name] = writer
+        if attempt.ended:
+            self.ended(attempt)
+            return
+        layout, data = attempt.result.layout, memoryview(array)  # type: ignore[arg-type]  # a buffer
+
+        def put(chunk: int) -> None:
+            start, stop = layout.slice(chunk)
+            writer.put(start, data[start:stop])
+
+        attempt.result.watch(put)
+
+    async def _begun(self, name: RoundName) -> RoundWriter | None:
+        """Return who has begun to write this result, if anybody has."""
+        if name in self._opening:
+            await asyncio.wait([self._opening[name]])
+            await asyncio.sleep(0)  # whoever has opened it comes first
+        return self._writers.pop(name, None)
+
+    def ended(self, attempt: WrittenAttempt) -> None:
+        """Hear that an attempt is over: without a READY its file goes."""
+        name = attempt.name
+        ready = (effect.record for effect in self._waiting if _has_result(effect))
+        if any(name_of(record.place) == name for record in ready):  # type: ignore[union-attr]
+            return
+        writer = self._writers.pop(name, None)
+        if writer is not None:
+            attempt.result.watch(None)
+            attempt.saving = False
+            writer.drop()
 
     def persist(self, effect: ev.Persist) -> None:
         """Write a record; tell the machine when it is synced, if it is to be."""
@@ -219,15 +293,20 @@ class Durability:
             return
         if self._lacking:
             await self._find_room()
+        name = name_of(ready.place)
+        writer = await self._begun(name)
         if self._lacking:
             self._hole = max(self._hole, ready.run.round)
+            if writer is not None:
+                writer.drop()
             return
         with self._port.lend_result(ready) as array:
             if array is None:
+                if writer is not None:
+                    writer.drop()
                 return
             try:
-                name = name_of(ready.place)
-                await asyncio.to_thread(save_result, self._rounds, name, array)
+                await asyncio.to_thread(save_result, self._rounds, name, array, writer)
                 self._log.stored(name, ready.run.root)
             except OSError as error:  # no descriptor, say: the next round tries again
                 self._hole = max(self._hole, ready.run.round)
@@ -264,7 +343,8 @@ class Durability:
         """Remove the files that no record speaks of."""
         if self._rounds is not None:
             self._log.kept(needed)
-            self._rounds.remove(name for name in self._rounds.names() if name not in needed)
+            kept = {*needed, *self._writers, *self._opening}
+            self._rounds.remove(name for name in self._rounds.names() if name not in kept)
 
 
 class _Limits(NamedTuple):
@@ -304,10 +384,13 @@ def _replayable(present: Collection[RoundName], since: int) -> int:
     return since
 
 
-def save_result(rounds: RoundFiles, name: RoundName, array: U8) -> None:
-    """Write R to its file and return when it is on the disk. In a worker thread. DiskError."""
-    writer = rounds.write(name, array.nbytes)
-    data = memoryview(array)  # type: ignore[arg-type]  # an array is a buffer
-    for start in range(0, array.nbytes, SLICE_BYTES):
-        writer.put(start, data[start : start + SLICE_BYTES])
+def save_result(
+    rounds: RoundFiles, name: RoundName, array: U8, begun: RoundWriter | None = None
+) -> None:
+    """Write R to its file and return when it is on the disk. In a worker thread. DiskError.
+
+    ``begun``: who has written what became final early.
+    """
+    writer = begun or rounds.write(name, array.nbytes)
+    writer.fill(memoryview(array))  # type: ignore[arg-type]  # an array is a buffer
     writer.seal()

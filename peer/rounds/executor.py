@@ -32,6 +32,7 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import MEMBERS_MAX, View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
+from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.recovery import HeldResult, HomeContents, HomeReader
@@ -90,6 +91,7 @@ class RoundExecutor:
         # Work in the order in which it was decided.
         self._queue: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
         self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
+        self.durability: Durability | None = None  # who keeps results over restarts, if anybody
         self.is_loading = False  # the home is being read
         self._falls_short = False  # it gave less than was promised, and that is not here yet
 
@@ -283,6 +285,7 @@ class RoundExecutor:
             run = await self._open(begin)
             if self.is_wanted(begin):
                 self.layout = begin.layout
+                self._write_early(run)
                 run.start()
         except (AtollError, MemoryError) as error:  # an opening that makes no sense, or no memory
             self.failed(begin, (), reason_of(error))
@@ -301,7 +304,17 @@ class RoundExecutor:
             self.log(f"fetching the result of round {begin.round} failed: {reason_of(error)}")
             return
         if self.is_wanted(begin):
+            self._write_early(run)
             run.fetch(holder)
+
+    def _write_early(self, run: AttemptRun) -> None:
+        """Have the result written while it comes; of an operation none is kept."""
+        if self.durability is not None and run.begin.operation is None:
+            self.spawn(self.durability.write_early(run))
+
+    def ended(self, run: AttemptRun) -> None:
+        if self.durability is not None:
+            self.durability.ended(run)
 
     async def _open(self, begin: Begin) -> AttemptRun:
         """Open an attempt once the one before at this round has let go of its memory."""

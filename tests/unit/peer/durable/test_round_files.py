@@ -78,6 +78,19 @@ def test_an_attempt_that_has_ended_leaves_nothing(tmp_path: Path) -> None:
     assert files.names() == []
 
 
+def test_what_was_not_put_early_is_filled_in(tmp_path: Path) -> None:
+    """In whatever order chunks have become final, twice perhaps."""
+    files = RoundFiles(RealDisk(), tmp_path / "rounds")
+    writer = files.write(NAME, len(R))
+    for start, stop in (PLACES[3], PLACES[1], PLACES[3], PLACES[-1]):
+        writer.put(start, R[start:stop])
+    writer.fill(R)
+    writer.seal()
+    reader = files.open(NAME)
+    assert reader.bad_chunks(PLACES, DIGESTS) == []
+    reader.close()
+
+
 def test_only_what_no_start_could_need_is_deleted() -> None:
     old, committed, loser, ready, older, partial = (
         RoundName(3, 1, 1),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from atoll.collectives.codecs import U8
+from atoll.collectives import ChunkGrid, RoundResult
+from atoll.collectives.codecs import U8, get_codec
 from atoll.peer.durable.disk import RealDisk
 from atoll.peer.durable.ledger import open_ledger
-from atoll.peer.durable.round_files import RoundFiles
+from atoll.peer.durable.round_files import RoundFiles, RoundName
 from atoll.peer.membership import durable_records
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import (
@@ -25,8 +27,9 @@ from atoll.peer.membership.durable_records import (
 from atoll.peer.membership.messages import Begin, Run
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.view import Member, View
+from atoll.peer.rounds import durability as durability_module
 from atoll.peer.rounds.durability import Durability
-from atoll.peer.rounds.entries import REDUCE
+from atoll.peer.rounds.entries import REDUCE, STEP
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.recovery import parsed
 
@@ -121,3 +124,146 @@ def test_records_that_are_never_synced_do_not_fill_a_ledger(
     assert len(records) < ROUNDS / 2
     opened.ledger.close()
     assert (tmp_path / "ledger").stat().st_size <= 8 * HALF_BYTES
+
+
+# ---------------------------------------------------------------- results that are written early
+
+CHUNKS, CHUNK = 5, 1024  # of so many elements, as float32
+R = b"".join(bytes([number]) * 4 * CHUNK for number in range(CHUNKS))
+
+
+class Attempt:
+    """What the rest of a daemon knows of an attempt."""
+
+    def __init__(self, number: int = 3, attempt: int = 1) -> None:
+        self.name = RoundName(number, 1, attempt)
+        self.result = RoundResult(get_codec("float32"), ChunkGrid(CHUNKS * CHUNK, CHUNK))
+        self.saving = self.ended = False
+
+    def finish(self, *chunks: int) -> None:
+        for chunk in chunks:
+            start, stop = self.result.layout.slice(chunk)
+            self.result.array[start:stop] = np.frombuffer(R[start:stop], np.uint8)
+            self.result.finish(chunk, b"d" * 32)
+
+    @property
+    def ready(self) -> ReadyRecord:
+        begin = Begin(LINEAGE, 1, self.name.round, self.name.attempt, STEP, (PEER,), (1.0,))
+        run = Run(self.name.round, self.name.attempt, 0, b"r" * 32)
+        return ReadyRecord(LINEAGE, 1, run, bytes(32), begin)
+
+
+class Home:
+    """A disk, and the task that writes to it, as long as the scenario takes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.daemon = Daemon()
+        self.daemon.lend_result = self.lend  # type: ignore[method-assign]
+        self.files = RoundFiles(RealDisk(), folder / "rounds")
+        self.ledger = open_ledger(RealDisk(), folder, half_bytes=HALF_BYTES).ledger
+        self.log = RoundLog(1 << 20, self.files)
+        self.durability = Durability(self.ledger, self.files, self.log, self.daemon)
+        self.attempt = Attempt()
+
+    @contextlib.contextmanager
+    def lend(self, ready: ReadyRecord) -> Iterator[U8 | None]:
+        yield self.attempt.result.array if ready.run.attempt == self.attempt.name.attempt else None
+
+    def play(self, scenario: Callable[[Home], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            task = asyncio.create_task(self.durability.run())
+            self.durability.persist(ev.Persist(ViewRecord(VIEW), synced=False, position=1))
+            async with asyncio.timeout(30):
+                await scenario(self)
+            task.cancel()
+            self.durability.close()
+
+        asyncio.run(whole())
+
+    async def says_ready(self, position: int = 2) -> None:
+        effect = ev.Persist(self.attempt.ready, synced=True, position=position)
+        self.durability.persist(effect)
+        await self.until(lambda: ev.Durable(position) in self.daemon.events)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():  # noqa: ASYNC110  # what is waited for comes from threads
+            await asyncio.sleep(0.005)
+
+    def stored(self) -> bytes:
+        reader = self.files.open(self.attempt.name)
+        try:
+            return reader.read(0, len(R) + 1)
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setattr(durability_module, "EARLY_BYTES_MIN", 1)
+    return Home(tmp_path)
+
+
+@pytest.mark.parametrize("early", [0, 2, CHUNKS])
+def test_chunks_go_to_the_disk_as_they_become_final(home: Home, early: int) -> None:
+    async def scenario(home: Home) -> None:
+        home.attempt.finish(1)  # kept of the attempt before
+        await home.durability.write_early(home.attempt)
+        assert home.attempt.saving
+        home.attempt.finish(*range(early))
+        await home.until(lambda: early < CHUNKS or home.stored() == R)
+        home.attempt.finish(*range(CHUNKS))
+        home.attempt.ended = True
+        await home.says_ready()
+        home.durability.ended(home.attempt)
+        assert home.stored() == R
+
+    home.play(scenario)
+    assert home.files.names() == [home.attempt.name]
+
+
+def test_who_is_ready_while_the_file_is_made_waits_for_it(home: Home) -> None:
+    """Else the one who makes it would remove what the other has sealed."""
+
+    async def scenario(home: Home) -> None:
+        home.attempt.finish(*range(CHUNKS))
+        opening = asyncio.create_task(home.durability.write_early(home.attempt))
+        await asyncio.sleep(0)
+        await home.says_ready()
+        await opening
+        assert home.stored() == R
+
+    home.play(scenario)
+
+
+def test_an_attempt_that_is_over_leaves_no_file(home: Home) -> None:
+    async def scenario(home: Home) -> None:
+        await home.durability.write_early(home.attempt)
+        home.attempt.finish(0)
+        home.attempt.ended = True
+        home.durability.ended(home.attempt)
+        assert not home.attempt.saving
+        await home.until(lambda: not home.files.names())
+        over = Attempt(attempt=2)
+        over.ended = True  # while its file was made
+        await home.durability.write_early(over)
+        await home.until(lambda: not home.files.names())
+        home.attempt = Attempt(attempt=3)
+        home.attempt.finish(*range(CHUNKS))
+        await home.says_ready()
+        assert home.stored() == R
+
+    home.play(scenario)
+
+
+def test_a_compaction_leaves_files_alone_that_are_written(home: Home) -> None:
+    async def scenario(home: Home) -> None:
+        await home.durability.write_early(home.attempt)
+        home.durability.checkpointed(2)
+        before = len(home.daemon.events)
+        await home.until(lambda: len(home.daemon.events) > before)
+        await asyncio.sleep(0.1)
+        home.attempt.finish(*range(CHUNKS))
+        await home.says_ready()
+        assert home.stored() == R
+
+    home.play(scenario)
