@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-        bench-robust bench-reachable bench-starved bench-time bench-first-state bench-durable power-cuts restarts clean
+        bench-robust bench-reachable bench-time bench-first-state bench-durable power-cuts restarts clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -47,7 +47,6 @@ help:
 	@echo "             ARGS=--quick: a few of them, about two minutes"
 	@echo "make bench-reachable   rounds, bytes and joining of peers that can only dial out, beside others, in a"
 	@echo "             lab (needs root); half an hour; ARGS=\"--times 1 --mib 4\": a first look"
-	@echo "make bench-starved   a run on a core that others keep busy: elections, broken attempts, CPU time"
 	@echo "make bench-time   what a starved machine costs, and how soon deaths show: each figure and its bar (needs root)"
 	@echo "make bench-first-state   what each host sends until all have the first parameters (needs root)"
 	@echo "make bench-durable   what a run pays for rounds that survive a restart, and what a restart receives"
@@ -144,10 +143,6 @@ bench-robust: $(STAMP)
 # As root, on an idle machine. ARGS="--only join --join-parameters 100e6": 800 MB of state, 8 GB of memory.
 bench-reachable: $(STAMP)
 	$(BIN)/python tests/benchmarks/reachable.py $(ARGS)
-
-# ARGS="--parameters 100e6 --burners 12": 15 GB of memory. Daemons, trainers and burners share core 1.
-bench-starved: $(STAMP)
-	$(BIN)/python tests/benchmarks/starved.py $(ARGS)
 
 # As root: each figure of a starved machine beside its bar, with 100M parameters: 20 GB of memory, hours.
 # ARGS="--parameters 10e6 --rounds 5 --burners 4": a first look.

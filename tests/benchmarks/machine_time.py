@@ -1,11 +1,12 @@
 """Measure that a starved machine is no dead machine: a table of each figure beside its bar.
 
     make bench-time ARGS="[--peers 4] [--parameters 100e6] [--rounds 20] [--burners 10]
-        [--cores 0 1] [--mbit 50] [--times 3] [--only deaths starved link] [--keep FOLDER]"
+        [--cores 0 1] [--mbit 50] [--times 3] [--only deaths starved slices link] [--keep FOLDER]"
 
 Real daemons with numpy trainers, all on the same cores; burners, processes that do nothing but
 count, are so many for each core. ``starved``: the first state and rounds, without burners and with
-them (starved.py). ``link``: the first state over links of a lab (first_state.py), the same.
+them (starved.py). ``slices``: rounds of a small model while two daemons get a processor for 0.15 s
+in every 1.65 s. ``link``: the first state over links of a lab (first_state.py), the same.
 ``deaths``: from a SIGKILL until the coordinator says so, from a SIGSTOP until the others commit
 without the peer, on a quiet machine; and from a SIGKILL on a starved one until the view is without
 the peer. Needs root, an idle machine, and of memory some 40 bytes per parameter and peer.
@@ -30,7 +31,8 @@ from harness import results
 from harness.labnet import NAMES
 from harness.processes import Fleet, fleet, until
 
-KINDS = ("deaths", "starved", "link")
+KINDS = ("deaths", "starved", "slices", "link")
+SLICED_PARAMETERS, SLICED_ROUNDS = 1e5, 30
 DEATH_PARAMETERS = 2e5  # on a quiet machine, where what is measured is detection alone
 INNER_S = 0.1
 STEADY_ROUNDS = 4
@@ -69,6 +71,7 @@ def main() -> None:
     measures: dict[str, Callable[[argparse.Namespace], list[Figure]]] = {
         "deaths": deaths,
         "starved": starved,
+        "slices": slices,
         "link": link,
     }
     for kind in chosen.only:
@@ -98,6 +101,20 @@ def starved(chosen: argparse.Namespace) -> list[Figure]:
         Figure(f"{what}: views after the first", "starved/views", 0, busy.views, "views"),
         Figure("... first state: begun again", "starved/first", 0, busy.first_retries, "times"),
         Figure("... first state: CPU time of all daemons", "starved/cpu", 1.2, cpu, "x quiet"),
+    ]
+
+
+def slices(chosen: argparse.Namespace) -> list[Figure]:
+    few = argparse.Namespace(**vars(chosen) | {"rounds": SLICED_ROUNDS})
+    few.parameters = SLICED_PARAMETERS
+    turn = one_turn(few, "slices")
+    tell("slices", turn)
+    short = few.rounds - turn.rounds
+    what = "two daemons run for 0.15 s in every 1.65 s"
+    return [
+        Figure(f"{what}: rounds that did not come", "slices/lacking", 0, short, "rounds"),
+        Figure(f"{what}: attempts begun again", "slices/retries", 0, retries(turn), "attempts"),
+        Figure(f"{what}: views after the first", "slices/views", 0, turn.views, "views"),
     ]
 
 

@@ -1,14 +1,10 @@
-"""Measure what a run does on a core that others keep busy: elections, broken attempts, CPU time.
+"""Run daemons and numpy trainers on cores that others keep busy, and say what that has cost.
 
-    python tests/benchmarks/starved.py [--peers 4] [--parameters 40e6] [--rounds 5] [--burners 10]
-        [--cores 1] [--limit-s 110] [--only quiet starved slices] [--keep FOLDER]
-
-Daemons, numpy trainers and burners (processes that do nothing but count, each in a session of its
-own, so that the scheduler gives it a share of its own) have the same cores. Before that the same is
-measured without burners. The first state is the way from the first trainer's parameters to the
+Burners are processes that do nothing but count, each in a session of its own, so that the scheduler
+gives it a share of its own. The first state is the way from the first trainer's parameters to the
 state on every daemon. A view or a retry after the run was formed is one too many: nobody has died.
-``slices`` needs no burners: two daemons, the coordinator's among them, are stopped for 1.5 s again
-and again, and run for 0.15 s between. ``--keep`` copies the daemons' logs there.
+Where ``which`` is "slices" two daemons, one of them the coordinator, are stopped for 1.5 s again
+and again, and run for 0.15 s between. machine_time.py makes figures of it.
 """
 
 from __future__ import annotations
@@ -29,14 +25,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from harness import results
 from harness.labnet import NAMES
 from harness.processes import Fleet, fleet, until
 
 BURN = [sys.executable, "-c", "while True: pass"]
-KINDS_OF_RUN = ("quiet", "starved", "slices")
 AWAY_S, AWAKE_S = 1.5, 0.15  # of a daemon that gets a processor in slices only
 KINDS = ("coordinator-lost", "excluded", "no-quorum", "retry", "give-up", "miss", "dead")
 EVENT = re.compile(r"^[0-9:]{8} (\S+) +(.*)$", re.MULTILINE)
@@ -53,39 +45,6 @@ class Turn:
     views: int = 0  # after the run was formed
     first_retries: int = 0  # attempts at the first state that were begun again
     events: Counter[str] = field(default_factory=Counter)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--parameters", type=float, default=40e6)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--burners", type=int, default=10, help="for each core")
-    parser.add_argument("--cores", type=int, nargs="+", default=[1], help="that all have")
-    parser.add_argument("--limit-s", type=float, default=110.0, help="of each of the two runs")
-    parser.add_argument("--only", nargs="+", choices=KINDS_OF_RUN, default=KINDS_OF_RUN)
-    parser.add_argument("--keep", type=Path, help="a folder for the daemons' logs")
-    chosen = parser.parse_args()
-    os.sched_setaffinity(0, chosen.cores)  # and of all that is started from here
-    found = {}
-    for name in chosen.only:
-        burners = chosen.burners * len(chosen.cores) if name == "starved" else 0
-        load = os.getloadavg()[0]
-        with burning(burners):
-            found[name] = turn = one_turn(chosen, name)
-        shown = ", ".join(f"{count} {kind}" for kind, count in sorted(turn.events.items()))
-        print(
-            f"{name:<8} {burners} burners, load {load:.1f} before: first state"
-            f" {turn.first_s:.1f} s, {turn.first_cpu_s:.1f} s of CPU; {turn.rounds} rounds in"
-            f" {turn.rounds_s:.1f} s; {turn.views} views more; {shown or 'nothing noted'}",
-            flush=True,
-        )
-        results.say(f"starved/{name}/views", turn.views, "views")
-        results.say(f"starved/{name}/retries", turn.events["retry"], "attempts")
-        results.say(f"starved/{name}/rounds", turn.rounds, "rounds")
-    if {"quiet", "starved"} <= found.keys():
-        over = found["starved"].first_cpu_s / max(found["quiet"].first_cpu_s, 1e-9)
-        results.say("starved/first_cpu", over, "x")
 
 
 @contextmanager
@@ -172,7 +131,3 @@ def cpu_s(run: Fleet) -> float:
         fields = Path(f"/proc/{peer.pid}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += sum(map(int, fields[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-if __name__ == "__main__":
-    main()
