@@ -32,7 +32,6 @@ from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.executor import RoundExecutor
-from atoll.peer.rounds.log import RoundLog
 from atoll.peer.vectors.server import VectorService
 
 
@@ -108,8 +107,7 @@ class Components:
             log=partial(daemon.note, "transfer"),
         )
         self.checkpointer = _checkpointer(home, options, daemon)
-        self.durability = _durability(memory, self.executor.replica.log, daemon)
-        self.executor.durability = self.durability
+        self.durability = _durability(memory, self.executor, daemon)
 
 
 class HomeSigner:
