@@ -165,9 +165,12 @@ def _checkpointer(home: Home, options: DaemonOptions, daemon: DaemonPort) -> Che
     )
 
 
-def _durability(memory: HomeMemory | None, log: RoundLog, daemon: DaemonPort) -> Durability | None:
+def _durability(
+    memory: HomeMemory | None, executor: RoundExecutor, daemon: DaemonPort
+) -> Durability | None:
     """Return who writes down what the daemon is to remember; None if nothing is."""
     if memory is None:
         return None
-    restored = memory.recovered.state[0]
-    return Durability(memory.ledger, memory.rounds, log, daemon, restored)
+    log, restored = executor.replica.log, memory.recovered.state[0]
+    executor.durability = Durability(memory.ledger, memory.rounds, log, daemon, restored)
+    return executor.durability
