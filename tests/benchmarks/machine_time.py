@@ -8,13 +8,16 @@ count, are so many for each core. ``starved``: the first state and rounds, witho
 them (starved.py). ``slices``: rounds of a small model while two daemons get a processor for 0.15 s
 in every 1.65 s. ``link``: the first state over links of a lab (first_state.py), the same.
 ``deaths``: from a SIGKILL until the coordinator says so, from a SIGSTOP until the others commit
-without the peer, on a quiet machine; and from a SIGKILL on a starved one until the view is without
-the peer. Needs root, an idle machine, and of memory some 40 bytes per parameter and peer.
+without the peer, on a quiet machine; on a starved one, from a SIGKILL until the coordinator says so
+and begins the round under way again without the peer, and until the view is without it, which waits
+for the end of that round. Needs root, an idle machine, and 40 bytes of memory per parameter and
+peer.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import tempfile
@@ -35,6 +38,7 @@ KINDS = ("deaths", "starved", "slices", "link")
 SLICED_PARAMETERS, SLICED_ROUNDS = 1e5, 30
 DEATH_PARAMETERS = 2e5  # on a quiet machine, where what is measured is detection alone
 INNER_S = 0.1
+STARVED_S = 300.0  # a round of 100M parameters takes the better part of a minute then
 STEADY_ROUNDS = 4
 
 
@@ -160,12 +164,15 @@ def deaths(chosen: argparse.Namespace) -> list[Figure]:
         left_out_s = [stop(run) for _ in range(chosen.times)]
     print(f"quiet    SIGKILL noticed {shown(noticed_s)}; SIGSTOP left out {shown(left_out_s)}")
     with training(chosen, chosen.parameters) as run, burning(chosen.burners * len(chosen.cores)):
-        out_s = [kill(run, voted_out) for _ in range(chosen.times)]
-    print(f"starved  SIGKILL out of the view {shown(out_s)}", flush=True)
+        out_s, view_s = (list(found) for found in zip(*starved_deaths(run), strict=True))
+    print(
+        f"starved  SIGKILL: out of rounds {shown(out_s)}, of the view {shown(view_s)}", flush=True
+    )
     return [
         Figure("quiet: a SIGKILL is noticed", "deaths/noticed", 0.5, max(noticed_s), "s"),
         Figure("quiet: a SIGSTOP is left out", "deaths/left_out", 3.0, max(left_out_s), "s"),
-        Figure("starved: a SIGKILL is out of the view", "deaths/out", 10.0, max(out_s), "s"),
+        Figure("starved: rounds go on without a SIGKILL", "deaths/out", 10.0, max(out_s), "s"),
+        Figure("... the view is without it", "deaths/view", math.inf, max(view_s), "s"),
     ]
 
 
@@ -209,6 +216,21 @@ def kill(run: Fleet, measure: Callable[[Fleet, str, str], float]) -> float:
     return took_s
 
 
+def starved_deaths(run: Fleet) -> Iterator[tuple[float, float]]:
+    """Kill one member after the other, as long as a quorum is left; each is dead for good."""
+    lead = run.coordinator
+    for victim in [name for name in reversed(run.peers) if name != lead][:2]:
+        peer = str(run.peers[victim].status()["peer"])
+        began_s = time.time()
+        run.peers[victim].kill()
+        out_s, view_s = noticed(run, lead, peer), voted_out(run, lead, peer)
+        run.peers[victim].ends()
+        run.trainers[victim].kill()
+        run.trainers[victim].ends()
+        del run.peers[victim]
+        yield out_s - began_s, view_s - began_s
+
+
 def noticed(run: Fleet, lead: str, victim: str) -> float:
     """Return when the coordinator has said that it is dead."""
     began_s = time.time()
@@ -218,7 +240,8 @@ def noticed(run: Fleet, lead: str, victim: str) -> float:
         times = (event["unix_s"] for event in events if is_death(event, victim))
         return next((at_s for at_s in times if at_s > began_s - 1.0), None)
 
-    return until(said, f"{lead} says that {victim} is dead", run.peers[lead])
+    what = f"{lead} says that {victim} is dead"
+    return until(said, what, run.peers[lead], timeout_s=STARVED_S)
 
 
 def is_death(event: dict[str, str], victim: str) -> bool:
@@ -231,7 +254,8 @@ def voted_out(run: Fleet, lead: str, victim: str) -> float:
         here = [member["peer"] for member in members]
         return time.time() if here and victim not in here else None
 
-    return until(without, f"the view is without {victim}", run.peers[lead])
+    what = f"the view is without {victim}"
+    return until(without, what, run.peers[lead], timeout_s=STARVED_S)
 
 
 def stop(run: Fleet) -> float:
