@@ -44,7 +44,10 @@ class Roster:
             return False
         if beat is not None and known is not None and beat.life < known.life:
             return False
-        self._detector.heard(peer, now_s)
+        if beat is not None and known is not None and beat.life > known.life:
+            self._detector.forgive(peer, now_s)  # it was not silent: it was not there
+        else:
+            self._detector.heard(peer, now_s)
         self._refused.discard(peer)
         if peer != self.me:
             self._look_again()

@@ -111,3 +111,19 @@ def test_who_is_stopped_again_is_left_out_as_soon_as_before() -> None:
         cluster.run(2.0)
         cluster.resume("d")
         cluster.until_round(NAMES, limit_s=5.0)
+
+
+def test_who_was_restarted_again_and_again_is_left_out_as_soon_as_before() -> None:
+    """The time until a process is there again says nothing about its machine."""
+    cluster = Cluster("")
+    cluster.is_durable = True
+    for name in NAMES:
+        cluster.add(name)
+    cluster.form(NAMES)
+    for _ in range(4):
+        cluster.kill("d")
+        cluster.run(1.5)
+        cluster.restart("d")
+        cluster.run(1.5)
+    cluster.pause("d")
+    cluster.until_round("abc", limit_s=2.6)
