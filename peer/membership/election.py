@@ -209,9 +209,10 @@ class Election(Electorate):
 
         A base chosen by what we have reported may be one that we hold no longer.
         """
-        ballot, before, now = self.acceptor.promised, self._reported, self._own.report()
+        ballot, before = self.acceptor.promised, self._reported
         if before is None or not self.acceptor.frozen:
             return
+        now = self._own.report()
         if (before.round, before.chain, before.holds) != (now.round, now.chain, now.holds):
             self._promise(ballot.peer, ballot)
 

@@ -11,6 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 from atoll.peer.membership import events as ev
@@ -90,6 +91,7 @@ class World(ABC):
         self.checker.decisions.lives = self._lives
         self.checker.decisions.name_of = lambda peer: self.hosts[peer].name
         self.timing = timing or Timing()
+        self._first: Host | None = None  # whose machine is due first, if that is known
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._incs: dict[str, int] = {}
@@ -257,7 +259,7 @@ class World(ABC):
 
     def resume(self, name: str) -> None:
         host = self.host(name)
-        host.paused = False
+        host.paused, self._first = False, None
         self.log("{} goes on", name)
         backlog, host.backlog = host.backlog, []
         for event in backlog:
@@ -355,14 +357,13 @@ class World(ABC):
 
     def advance(self) -> None:
         """To whatever is due next: a machine's deadline or something in the queue."""
-        due: Host | None = None
         due_s = self._queue[0][0] if self._queue else FOREVER_S
-        for host in self.hosts.values():
-            if host.tick_s < due_s and host.alive and not host.paused:
-                due, due_s = host, host.tick_s
-        if due is not None:
-            self.now_s = max(self.now_s, due_s)
-            self.deliver(due, _TICK)
+        first = self._first
+        if first is None or not first.alive or first.paused:
+            first = self._first = self._find_first()
+        if first is not None and first.tick_s < due_s:
+            self.now_s = max(self.now_s, first.tick_s)
+            self.deliver(first, _TICK)
         elif self._queue:
             when_s, _, act = heapq.heappop(self._queue)
             self.now_s = max(self.now_s, when_s)
@@ -371,6 +372,11 @@ class World(ABC):
             raise AssertionError("nothing will ever happen")
         waiting = len(self._queue)
         assert waiting < QUEUE_MAX, f"a storm: {waiting} things to happen at {self.now_s:.3f} s"
+
+    def _find_first(self) -> Host | None:
+        """Return whose machine is due first; of several, the one that was added first."""
+        awake = (host for host in self.hosts.values() if host.alive and not host.paused)
+        return min(awake, key=_tick_s, default=None)
 
     # ------------------------------------------------------------ events in, effects out
 
@@ -400,6 +406,8 @@ class World(ABC):
             host.tick_s = FOREVER_S
         else:
             host.tick_s = max((deadline_s - host.skew_s) / host.rate, self.now_s + TICK_MIN_S)
+        if self._first is not None and (host is self._first or host.tick_s <= self._first.tick_s):
+            self._first = None  # to be found anew
         if effects:
             if self.recorder is not None:
                 self.recorder.record(self.now_s, host.name, effects)
@@ -486,6 +494,7 @@ class World(ABC):
 
 
 _TICK = ev.Tick()
+_tick_s = attrgetter("tick_s")
 
 
 def effect_name(effect: object) -> str:

@@ -195,13 +195,13 @@ class Arena(World):
         base_s = self._delays.get(way)
         if base_s is None:
             base_s = self._delays[way] = self.options.delay_s * self.dice.uniform(0.6, 1.6)
-        return base_s * (1 + self.options.jitter * self.dice.uniform(-1, 1))
+        return base_s * (1 + self.options.jitter * (2 * self.dice.random() - 1))
 
     def send(self, host: Host, peer: bytes, message: object) -> None:
         target = self.hosts.get(peer)
-        if target is None or self.outlaws.refuses(host.peer, peer):
+        if target is None or (self.outlaws.believers and self.outlaws.refuses(host.peer, peer)):
             return
-        if self.are_apart(host.peer, peer):
+        if (self.outbound or self.unlinkable) and self.are_apart(host.peer, peer):
             return
         if self.tracing:
             self.log("{}->{} {}", host.name, target.name, brief(message))

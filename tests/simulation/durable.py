@@ -208,6 +208,14 @@ def _remembers(arena: Arena, peer: bytes, inc: int) -> bool:
 
 
 def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = None) -> Outcome:
+    gc.disable()  # as run_script does
+    try:
+        return _carried_out(seed, tracing, script)
+    finally:
+        gc.enable()
+
+
+def _carried_out(seed: int, tracing: bool, script: list[Fault] | None) -> Outcome:
     options = draw_durable(seed)
     arena = Arena(options)
     luck, fate = random.Random(f"homes {seed}"), random.Random(f"rooms {seed}")
@@ -219,7 +227,6 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
     arena.checker.may_lose_operations = True
     arena.tracing = tracing
     failure = verdict = ""
-    gc.disable()  # as run_script does
     try:
         verdict = _run(arena, options, durable_script(options) if script is None else script)
     except AssertionError as error:
@@ -228,8 +235,6 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}:{place.lineno}"
         failure = f"crash in {where}: {type(error).__name__}: {error}"
-    finally:
-        gc.enable()
     views, trace = len(arena.checker.views), arena.tail(100_000) if tracing else ""
     seen = {what: count for what, count in sorted(arena.seen.items()) if count}
     for kind in ("recovered", "amnesia", "restarted", "excluded"):
