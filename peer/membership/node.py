@@ -847,9 +847,16 @@ class Node:
             self._here.emit(ev.Send(source, ms.Redirect(view)))
 
     def _on_redirect(self, source: bytes, redirect: ms.Redirect) -> None:
-        """Join the run that lives, also if we were about to found it."""
+        """Join the run that lives, also if we were about to found it.
+
+        Not if we have founded it with them, and have not heard so yet: then INSTALL comes, and
+        the first view may need us.
+        """
         view, found = self._here.view, redirect.decided
         is_late = view is not None and view.number == 0 and found.lineage != view.lineage
+        is_of_us = view is not None and view.lineage in found.ancestors
+        if is_late and is_of_us and self._here.me in found.members:
+            return
         text = "the run has been founded by others; joining them"
         if is_late and self._out_of_view(text, "genesis"):
             self.joining.renew()  # it has voted there, and must not vote there once more
