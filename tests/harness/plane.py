@@ -334,6 +334,7 @@ class DataPlane:
         )
         checker.statements.bad_memory |= host.tainted
         host.state = state
+        self._world.configure(host)
         host.digests[state.round] = state.digest
         if len(host.digests) > 64:
             del host.digests[min(host.digests)]

@@ -8,7 +8,8 @@ at the right moment. Here each word is compared with what is known about who say
   gives the parameters owns no part of them if somebody else can;
 - COMMIT has a quorum of members, in the lives that the view names, who have said READY for that
   attempt, and all of them for one result;
-- a promise reports the base of its view and rounds that were begun in it, or less;
+- a promise reports the base of its view and rounds that were begun in it, or less, also that of
+  a candidate to itself;
 - so does the base of the view that follows, unless that is a fork or a rollback;
 - results and states differ only where a memory has failed, and then only a minority is left out;
 - a coordinator goes by beats of those lives that its view names, of none that is over, and counts
@@ -53,6 +54,7 @@ class Statements:
         self._positions: dict[tuple[bytes, int], set[tuple[int, bytes]]] = {}  # that it has told
         self._misses: dict[tuple[Host, bytes], tuple[bytes, ...]] = {}  # the last of an attempt
         self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
+        self._own_promise: dict[Host, ms.Promise] = {}  # the last of a candidate to itself
         self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
         self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
 
@@ -66,6 +68,7 @@ class Statements:
                 self._counts_what_was_said(host, event.source)
             if type(event.message) is ms.Miss:
                 self._counts_misses(host, event.source, event.message)
+        self._promises_itself(host)
         last: object = None
         for effect in effects:
             kind = type(effect)
@@ -197,6 +200,15 @@ class Statements:
         fits = self._is_of(view, (report.round, report.chain))
         what = f"I5: {host.name} reports round {report.round}, which is not of view {view.number}"
         assert fits is not False, what
+
+    def _promises_itself(self, host: Host) -> None:
+        """A candidate tells itself what it holds, which nobody else hears."""
+        election = host.node.election
+        if election is not None and election.candidate is not None:
+            promise = election.candidate.promises.get(host.peer)
+            if promise is not None and promise is not self._own_promise.get(host):
+                self._own_promise[host] = promise
+                self._reports_history(host, promise)
 
     def _counts_what_was_said(self, host: Host, source: bytes) -> None:
         """READY that a coordinator has noted is of that attempt, and of that root."""

@@ -65,6 +65,7 @@ class World(ABC):
         self.committed = 0  # the highest round that anybody has applied
         self.events = 0
         self.hold_renewal = False  # the disk hangs: no new incarnation number
+        self.rounds_wait = True  # for trainers that compute; not so in an asynchronous run
         self.unusable = ""  # a host whose contribution cannot be read
         self.outbound: set[str] = set()  # names of those that can only dial out
         self.unlinkable: set[frozenset[bytes]] = set()  # pairs that have no common protocol
@@ -78,6 +79,7 @@ class World(ABC):
         self.save_every = 5  # rounds between two checkpoints of a durable home
         self.homes: dict[str, Disk] = {}
         self.first_event: ev.Event = ev.Tick()  # of a process that finds a home
+        self.configured: ev.Configured | None = None  # what a state says of its run
         self.disk_dice = random.Random(0)  # what a power cut takes
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.alarms = ALARMS
@@ -116,13 +118,17 @@ class World(ABC):
         target = self.hosts.get(peer)
         if target is None or not target.alive or target.off:
             return
-        if self.is_open(host, target) and self.is_open(target, host):
+        if self.has_way(host, target) and self.has_way(target, host):
             event = ev.KernelAnswered(peer, host.skew_s + self.now_s * host.rate)
             self.after(0.0, lambda: self.deliver(host, event))
 
     @abstractmethod
     def is_open(self, source: Host, target: Host) -> bool:
         """Whether bulk data of a living process passes in this direction now."""
+
+    def has_way(self, source: Host, target: Host) -> bool:
+        """Whether packets pass at all, those of data or of links."""
+        return self.is_open(source, target)
 
     @abstractmethod
     def hear_of_death(self, host: Host) -> None:
@@ -143,12 +149,23 @@ class World(ABC):
         host.life = life
         self.hosts[peer] = host
         if self.is_durable:
+            if host.state.round:
+                self.configure(host)
             self.deliver(host, self.first_event)
             if host.disk is not None and not host.disk.keeps_rounds:
                 self.deliver(host, ev.RoundsKept(keeps=False))
         if name in self.outbound:
             self.deliver(host, ev.Reach(outbound=True))
         return host
+
+    def configure(self, host: Host) -> None:
+        """Tell a replica of the run's specification, once: it comes with the first state.
+
+        A witness never has one.
+        """
+        if self.configured is not None and host.is_replica and not host.is_configured:
+            host.is_configured = True
+            self.deliver(host, self.configured)
 
     def make_node(self, member: Member, life: int = 0, found: Recovered | None = None) -> Node:
         return BoundedNode(member, self.timing, life=life, recovered=found)
@@ -300,8 +317,8 @@ class World(ABC):
 
     def _attach(self, host: Host, fragments: Iterable[int]) -> None:
         """Go through an inner phase and submit; a new one takes the place of one under way."""
-        if not host.node.follower.attached:
-            self.deliver(host, ev.Attached())
+        if not host.node.follower.attached or not self.rounds_wait:
+            self.deliver(host, ev.Attached(waits=self.rounds_wait))
         for fragment in fragments:
             self._order += 1
             host.phases[fragment] = phase = self._order
@@ -326,6 +343,8 @@ class World(ABC):
         event = ev.Submitted(own.round, own.epoch, weight, fragment, call, given)
         host.regions[host.submitted] = event
         self.checker.submissions[me] = weight
+        if not self.rounds_wait:
+            self.deliver(host, ev.Attached())
         self.deliver(host, event)
 
     def _tell(self, host: Host, effect: ev.TellTrainer) -> None:

@@ -29,7 +29,7 @@ class Loss:
     left: int  # so many of them
     way: str  # "from" or "to" ...
     names: str  # ... one of these
-    act: str  # "lose", "late", "cut", or "wake": what was stopped or cut off is back
+    act: str  # "lose", "late", "cut"; "wake": what was stopped or cut off is back; or "mislead"
     for_s: float
 
 
