@@ -568,11 +568,17 @@ class MemberState:
         self._stands_at(round_number, chain)
         self.unsynced = False
 
+    @property
+    def position(self) -> tuple[int, bytes]:
+        """Return where we stand in the history of the view: at its base, if we left it."""
+        return self.known if self.diverged else (self.round, self.chain)
+
     def _stands_at(self, round_number: int, chain: bytes) -> None:
-        """Be at a committed position, and write down that it is one."""
+        """Be at a committed position, and write down that it is one, unless it was taken back."""
         self.round, self.chain = round_number, chain
-        self.known = max(self.known, (round_number, chain))
-        self._write(CommitRecord(round_number, chain), synced=False)
+        if not self.diverged:
+            self.known = max(self.known, (round_number, chain))
+            self._write(CommitRecord(round_number, chain), synced=False)
 
     def _write(self, record: ReadyRecord | CommitRecord, *, synced: bool) -> None:
         if self._outbox.is_on:

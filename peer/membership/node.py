@@ -237,7 +237,8 @@ class Node:
             else:
                 self._ask_kernels(self.election.to_look_at())
                 self._follow(self.election.step())
-        self.syncing.step()
+        if not self._is_bound():
+            self.syncing.step()
         self.forks.step(self.coordinator)
         self.heartbeats.forget_fulfilled()
         self.heartbeats.step(self.coordinator, self.election)
@@ -290,6 +291,15 @@ class Node:
         """Return whether this peer, as the coordinator, hears a quorum; None if it is none."""
         lead = self.coordinator
         return None if lead is None else lead.hears_quorum(self._here.now_s)
+
+    def _is_bound(self) -> bool:
+        """Return whether a view that we have voted for builds on the state that we hold.
+
+        Its members need it: in a rollback nobody else may have it, whoever is ahead has come back.
+        """
+        vote = self.election.acceptor.accepted if self.election is not None else None
+        base = (vote.proposal.base_round, vote.proposal.base_chain) if vote is not None else None
+        return base == (self.follower.round, self.follower.chain)
 
     def _has_coordinator(self) -> bool:
         """Return whether a coordinator is heard, by us as a member."""
