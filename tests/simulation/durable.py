@@ -182,7 +182,9 @@ def prospect(arena: Arena, faults: DurableFaults) -> str:
         remember = [m.peer for m in view.members if _remembers(arena, m.peer, m.inc)]
         if not is_quorum(view, remember):
             return "too few homes remember"
-    if faults.lost and not all(disk.keeps_rounds for disk in arena.homes.values()):
+    names = [arena.hosts[peer].name for peer in last[0].replicas]
+    keeps_all = all(disk.keeps_rounds for disk in arena.homes.values())
+    if (faults.lost and not keeps_all) or not any(arena.homes[n].keeps_rounds for n in names):
         return "the only copy may be lost"
     return "files damaged" if faults.damaged else ""
 

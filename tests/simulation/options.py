@@ -268,6 +268,8 @@ def _in_situation(drawn: Options, luck: random.Random) -> Options:
     drawn = replace(drawn, faulty_s=9.0)
     if drawn.situation == "heir":  # it has to be a witness: a replica leads with the state only
         drawn = replace(drawn, witnesses=1, outbound="", unlinkable=())
+    elif drawn.situation == "stranger":  # a witness that coordinates knows no specification
+        drawn = replace(drawn, witnesses=0)
     elif drawn.situation == "laggard":
         drawn = replace(drawn, log_rounds=2, inner_s=0.2, load_s=0.1, chunk_s=0.005, outbound="")
     elif drawn.situation == "calls":

@@ -242,7 +242,7 @@ def _wakes(dice: random.Random, options: Options, names: str) -> list[Fault]:
 
 
 def _misled(dice: random.Random, options: Options, names: str) -> list[Fault]:
-    """The same; and one of the others follows who wakes, before it hears that the rest goes back."""
+    """The same; and one of the others follows who wakes, not knowing that the rest goes back."""
     witnesses = names[1 : 1 + options.witnesses]
     replicas = [name for name in names if name not in witnesses]
     behind = dice.sample(replicas[1:], 2)
