@@ -6,6 +6,7 @@ at the right moment. Here each word is compared with what is known about who say
 - READY is of the attempt at hand, by somebody who is synced and holds just that result;
 - BEGIN of an attempt names members that live, as far as its coordinator knows, and of INIT who
   gives the parameters owns no part of them if somebody else can;
+- under a robust rule or an audit nobody tells which chunks of a step it has, and none are kept;
 - COMMIT has a quorum of members, in the lives that the view names, who have said READY for that
   attempt, and all of them for one result;
 - a promise reports the base of its view and rounds that were begun in it, or less, also that of
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.messages import GATHER, INIT, REDUCE
+from atoll.peer.membership.messages import GATHER, INIT, REDUCE, STEP
 from atoll.peer.membership.view import REPLICA, View
 from harness.decisions import suffice
 
@@ -43,6 +44,7 @@ class Statements:
     """Part of the checker, which knows all views and the history of every chain."""
 
     def __init__(self, views: Mapping[tuple[bytes, int], View], history: Chains) -> None:
+        self.keeps_nothing = False  # a robust rule, or an audit: no word about a chunk is believed
         self.bad_memory = False  # somebody's bytes have come out wrong, at any time
         self._views = views
         self._history = history
@@ -99,6 +101,11 @@ class Statements:
             of = (message.round, message.attempt)
             is_now = begin is not None and (begin.round, begin.attempt) == of
             assert is_now, f"I5: {host.name} misses peers in attempt {of}, which is over"
+        elif kind is ms.Finals:
+            begin = host.node.follower.begins.get(message.round)
+            secret = self.keeps_nothing and begin is not None and begin.kind == STEP
+            what = f"I4: {host.name} tells of chunks that nobody may believe it has made well"
+            assert not (secret and message.digests), what
         elif kind is ms.Begin:
             self._begins_well(host, message)
         elif kind is ms.Accept and message.ballot.number == 0:
@@ -138,6 +145,8 @@ class Statements:
         assert holds, f"I5: {what} without that result"
 
     def _begins_well(self, host: Host, begin: ms.Begin) -> None:
+        believes = self.keeps_nothing and begin.kind == STEP and begin.kept
+        assert not believes, f"I4: {host.name} keeps chunks, and believes whoever says it has them"
         attempt, lead = (
             (begin.lineage, begin.view, begin.round, begin.attempt),
             host.node.coordinator,

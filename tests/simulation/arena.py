@@ -126,6 +126,7 @@ class Arena(World):
         self.checker.probation, self.checker.least = options.probation, options.least
         self.checker.min_trainers = options.min_trainers
         self.checker.asynchronous = options.asynchronous
+        self.checker.statements.keeps_nothing = options.rule or options.audited
         self.rounds_wait = not options.asynchronous
         self.configured = options.configured
         self.call_of = self._call_of
@@ -230,7 +231,8 @@ class Arena(World):
             return
         if self.losses and self._is_hit(host, target, message):
             return
-        if self.options.rule and type(message) is Finals:  # all lie, and nobody believes it
+        if self.checker.statements.keeps_nothing and type(message) is Finals:
+            # All lie, and nobody believes it.
             made_up = sha256(host.peer).digest() * (self.chunks // self.fragments)
             message = replace(message, digests=made_up)
         event = ev.Received(host.peer, message)
