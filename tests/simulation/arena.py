@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 
 from harness.bounded import BoundedNode
-from harness.host import Host
+from harness.host import Host, Trap
 from harness.tracing import trace_name
 from harness.values import State
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
@@ -269,6 +269,8 @@ class Arena(World):
         if loss.act == "mislead":
             self._mislead(host, loss.for_s)
             return False
+        if loss.act == "doom" and not host.traps:
+            host.traps.append(Trap("Commit", 1, "after", loss.for_s))
         if loss.act == "cut":
             self.isolate(one, loss.for_s)
         elif self.streams:  # of which nothing is lost, unless the link is

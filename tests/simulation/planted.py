@@ -477,7 +477,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "member",
         "sorted(self.begins.keys() - self.held.keys())",
         "sorted({*self.begins, *self.held})",
-        seed=1450,
+        seed=2993,
     ),
     Mutant(
         "an unsynced peer says READY",
