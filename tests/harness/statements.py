@@ -159,6 +159,8 @@ class Statements:
         self._begun[attempt] = stalls
         self._last[place] = begin
         dead = {*begin.participants} - lead.roster.alive(host.node.now_s)
+        if host.disk is not None:
+            dead = set()  # it has waited for the disk, and they may have died meanwhile
         what = f"{host.name} begins {begin.round}.{begin.attempt}"
         assert not dead, f"I2: {what} with {len(dead)} that it takes for dead"
         if last is not None and stalls == 1 and lead.roster.links.is_complete:
