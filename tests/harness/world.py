@@ -76,6 +76,7 @@ class World(ABC):
         self.fragments = 1
         self.log_rounds = 8  # entries that a donor's log keeps
         self.is_durable = False  # every home has a ledger, rounds and checkpoints
+        self.moves = False  # a process with a home listens somewhere else than the one before
         self.save_every = 5  # rounds between two checkpoints of a durable home
         self.homes: dict[str, Disk] = {}
         self.first_event: ev.Event = ev.Tick()  # of a process that finds a home
@@ -158,6 +159,10 @@ class World(ABC):
             self.deliver(host, ev.Reach(outbound=True))
         return host
 
+    def address(self, name: str, life: int) -> str:
+        """Return where that process of a name listens."""
+        return f"{name}:{life if self.moves else 1}"
+
     def configure(self, host: Host) -> None:
         """Tell a replica of the run's specification, once: it comes with the first state.
 
@@ -178,7 +183,7 @@ class World(ABC):
         if not inc:
             self._incs[name] = inc = self._incs.get(name, 0) + 1
             disk.memory = object()
-        member = Member(peer_id(name), inc, role, f"{name}:1")
+        member = Member(peer_id(name), inc, role, self.address(name, life))
         host = Host(name, self.make_node(member, life, found), disk=disk)
         if role == REPLICA:
             host.state, host.log = disk.state(found, self.chunks)

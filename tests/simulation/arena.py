@@ -381,8 +381,8 @@ class Arena(World):
         for way in ((a.peer, b.peer), (b.peer, a.peer)):
             self._held.pop(way, None)
         srtt_s = self.delay((a.peer, b.peer)) + self.delay((b.peer, a.peer))
-        self.deliver(a, ev.LinkUp(b.peer, f"{b.name}:1", srtt_s))
-        self.deliver(b, ev.LinkUp(a.peer, f"{a.name}:1", srtt_s))
+        self.deliver(a, ev.LinkUp(b.peer, self.address(b.name, b.life), srtt_s))
+        self.deliver(b, ev.LinkUp(a.peer, self.address(a.name, a.life), srtt_s))
 
     def is_linked(self, a: Host, b: Host) -> bool:
         return frozenset((a, b)) in self._link
@@ -419,8 +419,8 @@ class Arena(World):
     def _connect(self, host: Host, effect: ev.Connect) -> None:
         """To the address where that peer listens; "" is of a founder that has not called yet."""
         known = self.hosts.get(effect.peer)
-        at = f"{known.name}:1" if known is not None else "of nobody"
-        right = known is not None and effect.address in (at, "")
+        at = self.address(known.name, known.life) if known is not None else "of nobody"
+        right = known is not None and (effect.address in (at, "") or self.moves)
         assert right, f"{host.name} dials {effect.peer!r} at {effect.address!r}, which is {at}"
         self.dial(host, effect.peer)
 

@@ -62,12 +62,12 @@ MISLED_SHARE = 0.025  # and in these one of the others is ahead of it, too
 PAIRS_SHARE = 0.12  # of the seeds, in which some pairs have no link
 RULE_SHARE = 0.05  # of the seeds, in which some lie about what they have of a broken attempt
 LOSSES_SHARE = 0.12  # of the seeds, in which messages of chosen kinds are lost
-SITUATIONS_SHARE = 0.16  # of the seeds, each with one of these (situations.py)
+SITUATIONS_SHARE = 0.2  # of the seeds, each with one of these (situations.py)
 SITUATIONS = (
     *("candidate", "coordinator", "learner", "out", "stranger", "advice"),
-    *("heir", "laggard", "calls"),
+    *("heir", "laggard", "calls") * 2,  # where less comes about by each
 )
-MUTES_SHARE = 0.08  # of the seeds, in which some paths carry no data, and nobody reports it
+MUTES_SHARE = 0.12  # of the seeds, in which some paths carry no data, and nobody reports it
 TERMS_SHARE = 0.03  # of the seeds each, that are of audited rounds, and of asynchronous ones
 BIRTHS_SHARE = 0.03  # of the seeds: more births than PROFILES has
 NAMES = "abcdefghijklmnopqrstuvwxyz"

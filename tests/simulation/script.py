@@ -122,6 +122,8 @@ def _mutes(options: Options, names: str) -> list[Fault]:
         lasts_s = round(dice.choice((2.0, 4.0, 7.0)) * dice.uniform(0.8, 1.2), 3)
         at_s = round(dice.uniform(0.0, 0.6) * options.faulty_s, 3)
         script.append(Fault(at_s, "mute", who, lasts_s, kind))
+        if kind == "deaf" and dice.random() < 0.7:  # it takes no part, and cannot copy results
+            script.append(Fault(max(0.0, round(at_s - 0.6, 3)), "detach", who, 9.0))
     return script
 
 

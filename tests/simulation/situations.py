@@ -60,7 +60,7 @@ def _heir(dice: random.Random, options: Options, names: str) -> list[Fault]:
     """The witness is voted in again and handed the run, before it hears of the first of both."""
     witness, at_s = names[1], round(dice.uniform(0.2, 3.0), 3)
     away_s = round(dice.uniform(0.1, 1.0), 3)
-    lost = f"Install lose {dice.choice((1, 2, 3))} to"
+    lost = f"Install lose {dice.choice((6, 9, 12))} to"
     return [
         Fault(at_s, "kill", witness, away_s),
         Fault(round(at_s + 0.05, 3), "lose", witness, 1.0, lost),

@@ -58,7 +58,7 @@ def test_the_seeds_reach_what_is_rare() -> None:
 
 def test_profiles_have_a_few_per_cent_of_the_seeds_each() -> None:
     drawn = Counter(draw(seed).profile for seed in range(3000))
-    assert drawn.keys() == {*PROFILES, "wakes"}
+    assert drawn.keys() == {*PROFILES, "wakes", "misled"}
     assert all(drawn[profile] > SHARE_MIN * 3000 for profile in PROFILES if profile != "birth")
     assert drawn["wakes"] > 0.5 * WAKES_SHARE * 3000
     assert drawn[""] > 2 * 3000 / 3
