@@ -186,9 +186,10 @@ def prospect(arena: Arena, faults: DurableFaults) -> str:
         remember = [m.peer for m in view.members if _remembers(arena, m.peer, m.inc)]
         if not is_quorum(view, remember):
             return "too few homes remember"
-    names = [arena.hosts[peer].name for peer in last[0].replicas]
+    keepers = {p for p in last[0].replicas if arena.homes[arena.hosts[p].name].keeps_rounds}
     keeps_all = all(disk.keeps_rounds for disk in arena.homes.values())
-    if (faults.lost and not keeps_all) or not any(arena.homes[n].keeps_rounds for n in names):
+    # Who keeps votes only is no copy, and a quorum of those commits as long as they live.
+    if (faults.lost and not keeps_all) or is_quorum(last[0], {*last[0].peers} - keepers):
         return "the only copy may be lost"
     return "files damaged" if faults.damaged else ""
 
