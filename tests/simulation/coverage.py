@@ -29,6 +29,7 @@ from simulation.unreached import UNREACHED
 BATCH = 25
 ENOUGH = 20 / 5_000  # of the seeds
 SHOWN_CHARACTERS = 90
+WORDS_CHARACTERS = 80  # of an item that has a reason
 
 Item = tuple[str, int, str]  # module, line or 0, what it is
 
@@ -100,7 +101,7 @@ def every_item() -> Iterator[Item]:
 def words(item: Item) -> str:
     """Return what an item is, wherever in its module that stands."""
     module, _, text = item
-    return f"{module} {text.split(' #')[0]}"
+    return f"{module} {text.split(' #')[0]}"[:WORDS_CHARACTERS]
 
 
 def _outcome(place: int) -> Item:
