@@ -373,7 +373,7 @@ class Admission:
         We lack that commit: the run must not wait for our transfer.
         """
         own, view = self._own, self.view
-        base = max((own.round, own.chain), (view.base_round, view.base_chain))
+        base = max(own.position, (view.base_round, view.base_chain))
         able = [peer for peer in self._roster.has_synced(*base) if peer in alive]
         if not able:
             return None

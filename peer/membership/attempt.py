@@ -329,10 +329,12 @@ class Attempt:
         itself cannot contribute: that needs no waiting. Nor does it when two others name one peer:
         on full links its death may show a second later, and all that is sent in between is lost.
         """
+        if not self.misses:
+            return None
         own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
-        if self.misses and self._missed_s is None:
+        if self._missed_s is None:
             self._missed_s = now_s
-        patient = self._missed_s is None or now_s - self._missed_s < self.timing.repair_s
+        patient = now_s - self._missed_s < self.timing.repair_s
         cover = self.cover(self.misses)
         excluded = own if patient and not self._is_clear(cover) else cover
         if not excluded & set(self.begin.participants):

@@ -186,7 +186,7 @@ class Coordinator:
 
     def beat(self, now_s: float, lag_s: float = 0.0) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
-        position = (*self._tag(), own.round, own.chain, self.last_commit)
+        position = (*self._tag(), *own.position, self.last_commit)
         waiting, rounds = self.waiting_for(now_s), self.eligibility
         return CoordinatorBeat(
             *position,

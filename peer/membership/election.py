@@ -122,8 +122,9 @@ class Election(Electorate):
         self.resigned = resigned
 
     def coordinator_resigned(self) -> None:
-        """Look for another coordinator: this one was started again and says so."""
+        """Look for another coordinator: this one was started again and says so, so it lives."""
         self.resigned = True
+        self._answered_s[self.view.coordinator] = self._here.now_s
 
     def coordinator_says(self, *, lacks_quorum: bool) -> None:
         """Note whether the coordinator hears enough voters: else it is no reason to elect none."""
@@ -209,9 +210,10 @@ class Election(Electorate):
 
         A base chosen by what we have reported may be one that we hold no longer.
         """
-        ballot, before, now = self.acceptor.promised, self._reported, self._own.report()
+        ballot, before = self.acceptor.promised, self._reported
         if before is None or not self.acceptor.frozen:
             return
+        now = self._own.report()
         if (before.round, before.chain, before.holds) != (now.round, now.chain, now.holds):
             self._promise(ballot.peer, ballot)
 
@@ -469,7 +471,7 @@ class Election(Electorate):
         away = {peer for peer in away if here.unlinked_s(peer) > before_s}
         silent_s = {peer: self._answered_s.get(peer, asked_s) for peer in away}
         if coordinator != here.me.peer:
-            silent_s[coordinator] = lost_s
+            silent_s[coordinator] = self._answered_s.get(coordinator, lost_s)
         return silent_s
 
     def probe_missing(self, heard: set[bytes]) -> None:

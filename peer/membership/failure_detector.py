@@ -62,6 +62,8 @@ class Peaks:
 
     def usual_s(self, now_s: float) -> float:
         """Return what USUAL_PEAKS of the last PEAK_WINDOW_S have reached; 0 if there are fewer."""
+        if not self._peaks:
+            return 0.0
         while self._peaks and now_s - self._peaks[0][0] > PEAK_WINDOW_S:
             self._peaks.popleft()
         if len(self._peaks) < USUAL_PEAKS:

@@ -91,7 +91,8 @@ class Heartbeats:
                 here.emit(Send(announcer, self.heartbeat()))
         elif lead is not None:
             beat = lead.beat(here.now_s, here.lag_s())
-            beat = replace(beat, remembered=here.positions.news())
+            if news := here.positions.news():
+                beat = replace(beat, remembered=news)
             self.heard(beat)
             for peer in here.view.peers:
                 if peer != here.me.peer:
@@ -166,7 +167,7 @@ class Heartbeats:
             self._here.resigned,
             self._here.lag_s(),
             own.keeps_rounds,
-            self._position().sig,
+            self._position_sig(),
             own.loading,
         )
         cached = self._cached
@@ -174,11 +175,13 @@ class Heartbeats:
             cached = self._cached = (said, Heartbeat(*said))
         return cached[1]
 
-    def _position(self) -> Remembered:
-        """Return what others are to remember of our ledger, signed."""
-        here = self._here
-        told = Remembered(here.me.peer, here.me.inc, here.life, here.outbox.durable)
-        return self._signatures.signed_position(told)
+    def _position_sig(self) -> bytes:
+        """Return our signature of what others are to remember of our ledger, if there is one."""
+        here, position = self._here, self._here.outbox.durable
+        if position == 0:
+            return b""
+        told = Remembered(here.me.peer, here.me.inc, here.life, position)
+        return self._signatures.signed_position(told).sig
 
     # ------------------------------------------------------------ what somebody here asks for
 

@@ -182,6 +182,8 @@ class BrokenPaths:
 
         A pair is forgotten when it has been well for as long as it was apart.
         """
+        if not self._found and not self.pairs:
+            return False  # as nearly always
         self._found = {
             pair: broken
             for pair, broken in self._found.items()

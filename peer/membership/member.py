@@ -599,12 +599,19 @@ class MemberState:
         self._stands_at(round_number, chain, unchanged)
         self.unsynced = False
 
+    @property
+    def position(self) -> tuple[int, bytes]:
+        """Return where we stand in the history of the view: at its base, if we left it."""
+        return self.known if self.diverged else (self.round, self.chain)
+
     def _stands_at(self, round_number: int, chain: bytes, unchanged: int = 0) -> None:
-        """Be at a committed position, and write down that it is one.
+        """Be at a committed position, and write down that it is one, unless it was taken back.
 
         ``unchanged``: at least so many rounds, up to this one, have changed no state.
         """
         self.round, self.chain = at = round_number, chain
+        if self.diverged:
+            return
         unchanged = max(0, unchanged)
         if at > self.known:
             self.known, self.unchanged = at, unchanged

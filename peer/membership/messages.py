@@ -452,7 +452,7 @@ class Begin(InView):
     @property
     def counted(self) -> tuple[bytes, ...]:
         """Return the participants whose submissions count: all that weigh anything."""
-        return self.origins[0].counted
+        return EntryOrigin(self.participants, self.weights).counted
 
 
 @message(wire="Ready")

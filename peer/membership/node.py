@@ -237,7 +237,8 @@ class Node:
             else:
                 self._ask_kernels(self.election.to_look_at())
                 self._follow(self.election.step())
-        self.syncing.step()
+        if not self._is_bound():
+            self.syncing.step()
         self.forks.step(self.coordinator)
         self.heartbeats.forget_fulfilled()
         self.heartbeats.step(self.coordinator, self.election)
@@ -290,6 +291,15 @@ class Node:
         """Return whether this peer, as the coordinator, hears a quorum; None if it is none."""
         lead = self.coordinator
         return None if lead is None else lead.hears_quorum(self._here.now_s)
+
+    def _is_bound(self) -> bool:
+        """Return whether a view that we have voted for builds on the state that we hold.
+
+        Its members need it: in a rollback nobody else may have it, whoever is ahead has come back.
+        """
+        vote = self.election.acceptor.accepted if self.election is not None else None
+        base = (vote.proposal.base_round, vote.proposal.base_chain) if vote is not None else None
+        return base == (self.follower.round, self.follower.chain)
 
     def _has_coordinator(self) -> bool:
         """Return whether a coordinator is heard, by us as a member."""
@@ -854,9 +864,16 @@ class Node:
             self._here.emit(ev.Send(source, ms.Redirect(view)))
 
     def _on_redirect(self, source: bytes, redirect: ms.Redirect) -> None:
-        """Join the run that lives, also if we were about to found it."""
+        """Join the run that lives, also if we were about to found it.
+
+        Not if we have founded it with them, and have not heard so yet: then INSTALL comes, and
+        the first view may need us.
+        """
         view, found = self._here.view, redirect.decided
         is_late = view is not None and view.number == 0 and found.lineage != view.lineage
+        is_of_us = view is not None and view.lineage in found.ancestors
+        if is_late and is_of_us and self._here.me in found.members:
+            return
         text = "the run has been founded by others; joining them"
         if is_late and self._out_of_view(text, "genesis"):
             self.joining.renew()  # it has voted there, and must not vote there once more

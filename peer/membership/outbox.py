@@ -46,6 +46,8 @@ class Outbox:
 
     def holds_back(self, effect: Send) -> bool:
         """Return whether a message has to wait; then it is kept here until it need not."""
+        if not self._last:
+            return False  # nothing was written that has to be synced
         message = effect.message
         kinds = SYNCED_FIRST.get(type(message), ())
         needed = max((self._last.get(kind, 0) for kind in kinds), default=0)

@@ -283,5 +283,5 @@ class Roster:
 
         0 if there is none.
         """
-        heartbeats = self.heartbeats.items()
-        return max((b.promised for p, b in heartbeats if b.frozen and p in alive), default=0)
+        frozen = [p for p, beat in self.heartbeats.items() if beat.frozen and p in alive]
+        return max((self.heartbeats[peer].promised for peer in frozen), default=0)

@@ -64,11 +64,11 @@ class Situation:
         view, now_s = self.view, self.now_s
         if view is None:
             return ()
-        without = [
-            (position, peer)
-            for position, peer in enumerate(view.peers)
-            if peer not in self.linked and peer != self.me.peer
-        ]
+        linked, me = self.linked, self.me.peer
+        without = [(n, p) for n, p in enumerate(view.peers) if p not in linked and p != me]
+        if not without:
+            self._unlinked_s.clear()
+            return ()
         self._unlinked_s = {peer: self._unlinked_s.get(peer, now_s) for _, peer in without}
         wait_s = 0.0 if self.outbound else self.timing.linking_s
         return tuple(n for n, peer in without if now_s - self._unlinked_s[peer] >= wait_s)

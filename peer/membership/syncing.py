@@ -73,8 +73,8 @@ class StateSync:
             self._foreign &= here.view is None
             return
         if self._target[0] == 0 or not own.is_replica:  # nothing to load
-            own.move_to(*self._target)
             own.suspect = own.diverged = False
+            own.move_to(*self._target)
             return
         lead = view.member(view.coordinator)
         attests = lead is not None and lead.role == REPLICA and lead.peer != here.me.peer
@@ -101,6 +101,9 @@ class StateSync:
         if steps != 0 or event.chain != own.chain:
             own.previous = (own.round, own.chain) if steps == 1 else (0, b"")
         stale = self._foreign or own.suspect or steps != 1 or own.round == 0
+        if (event.round, event.chain) == self._target:
+            own.unsynced = own.diverged = self._foreign = False
+            self._asked = None
         own.caught_up(event.round, event.chain)
         own.digest, own.digest_round = event.digest, event.round
         own.suspect = False
@@ -108,9 +111,6 @@ class StateSync:
             own.reload()
         else:
             own.missed()  # like any round that began without us
-        if (event.round, event.chain) == self._target:
-            own.unsynced = own.diverged = self._foreign = False
-            self._asked = None
 
     def on_failed(self, why: str) -> None:
         """Repeat, after a pause, the order that has ended without success."""

@@ -237,9 +237,9 @@ def is_quorum(view: View, peers: Collection[bytes]) -> bool:
     is left.
     """
     present = sum(map(peers.__contains__, view.peers))
-    is_half = 2 * present == len(view.members)
-    half_with_tie_breaker = is_half and view.members[0].peer in peers and view.number > 0
-    return 2 * present > len(view.members) or half_with_tie_breaker
+    if 2 * present == len(view.members):
+        return view.members[0].peer in peers and view.number > 0
+    return 2 * present > len(view.members)
 
 
 def successors(view: View) -> tuple[bytes, ...]:

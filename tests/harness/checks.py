@@ -45,6 +45,7 @@ class Checker:
         self._operations: set[tuple[bytes, int]] = set()  # lineage and round
         self.probation, self.least = 0, 1  # of the run's specification ...
         self.min_trainers = 1  # ... too, where the view has no number of its own
+        self.asynchronous = False  # ... too: a round may be of fewer than have a trainer
         self._begun = {0, 1}  # rounds after which runs were founded or resumed
         self._founders: set[bytes] = set()
         self._work: dict[bytes, Counter[bytes]] = {}  # chain -> steps that each took part in
@@ -163,7 +164,7 @@ class Checker:
     def _has_trainers(self, begin: Begin) -> None:
         """So many as its view needs, none of whom its coordinator may have made up."""
         view = self.views.get((begin.lineage, begin.view))
-        if begin.kind == INIT or view is None:
+        if begin.kind == INIT or view is None or self.asynchronous:
             return
         assert not {*begin.aside} - {*view.peers}, f"invariant 14: strangers in {begin}"
         here = len({*begin.participants, *begin.aside})

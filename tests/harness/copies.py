@@ -234,27 +234,31 @@ class Copies:
         return True
 
     def _finish(self, host: Host, task: Task, donor: Host) -> bool:
-        """All chunks are here, perhaps of different rounds: replay the log on top of each."""
-        target = donor.state
+        """All chunks are here, perhaps of different rounds: replay the log on top of each, up to
+        the goal. If one is beyond it, the goal has yet to move on."""
         if len(task.chunks) < self._world.chunks:
             return False
-        entries = donor.log
         versions = [version for version, _, _ in task.chunks.values()]
         covered = all(self._covers(donor, version) for version in versions)
-        if target.round < task.round or max(versions) > target.round or not covered:
+        if donor.state.round < task.round or max(versions) > task.round or not covered:
             return False
+        entries = [entry for entry in donor.log if entry.round <= task.round]
+        last = entries[-1] if entries and entries[-1].round == task.round else None
+        if last is None and donor.state.round > task.round:
+            return False
+        chain = last.chain if last is not None else donor.state.chain
         values = []
         for chunk in range(self._world.chunks):
             version, value, _ = task.chunks[chunk]
             for entry in entries:
-                if version < entry.round <= target.round and (
+                if version < entry.round and (
                     entry.first <= chunk < entry.first + len(entry.means)
                 ):
                     value = chunk_after(value, entry.means[chunk - entry.first])
             values.append(value)
-        state = State(target.round, target.chain, tuple(values))
-        attested = state.digest == self._attested(task, target.round)
-        if not attested or (target.round == task.round and target.chain != task.chain):
+        state = State(task.round, chain, tuple(values))
+        attested = state.digest == self._attested(task, task.round)
+        if not attested or chain != task.chain:
             task.chunks.clear()
             self._end(host, task, None, "the donors' states differ")
             return True

@@ -9,6 +9,7 @@ from atoll.peer.membership.durable_records import Recovered
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.phase import Phase
+from atoll.peer.membership.view import WITNESS
 from harness.disks import Disk
 from harness.values import Entry, Job, State
 
@@ -49,6 +50,7 @@ class Host:
     before: State | None = None  # what Undo goes back to
     log: list[Entry] = field(default_factory=list)
     digests: dict[int, bytes] = field(default_factory=dict)
+    is_configured: bool = False  # it knows the run's specification
     flipped: bytes = b""  # not empty: memory errors have changed this state
     tainted: bool = False  # ... as far as is known to nobody but the checker
     garbles: bool = False  # its results come out wrong
@@ -81,6 +83,10 @@ class Host:
     def memory(self) -> object:
         """Name who has promised: this incarnation, with a durable home over several processes."""
         return self.disk.memory if self.disk is not None else self, self.node.me.inc
+
+    @property
+    def is_replica(self) -> bool:
+        return self.node.me.role != WITNESS
 
     @property
     def round(self) -> int:

@@ -103,15 +103,17 @@ class DataPlane:
 
     def kept(self, host: Host, begin: Begin) -> Sequence[Kept]:
         """Read while the view that BEGIN speaks of is in force; it is asked for later too."""
+        if not begin.kept:
+            return ()
         known = self._kept.get(begin)
-        if known is None and begin.kept:
+        if known is None:
             view = host.node.view
             assert view is not None
             assert view.number == begin.view
             known = self._kept[begin] = parse_kept(
                 begin.kept, len(view.members), len(begin.origins)
             )
-        return known or ()
+        return known
 
     def _schedule(self, running: Reduction, delay_s: float) -> None:
         running.serial += 1
@@ -127,7 +129,7 @@ class DataPlane:
         if host is None or not host.alive or self._world.hosts[host.peer] is not host:
             return False
         job = host.jobs.get(begin.round)
-        return job is not None and job.active and job.begin == begin
+        return job is not None and job.active and (job.begin is begin or job.begin == begin)
 
     def _step(self, running: Reduction) -> None:
         world, begin = self._world, running.begin
@@ -181,7 +183,7 @@ class DataPlane:
                 continue
             for host in group.values():
                 job = host.jobs.get(begin.round)
-                if job is None or job.begin != begin or host.paused or chunk in job.finals:
+                if job is None or host.paused or chunk in job.finals or job.begin != begin:
                     continue
                 if host is owner or world.is_open(owner, host):
                     job.finals[chunk] = mean
@@ -332,6 +334,7 @@ class DataPlane:
         )
         checker.statements.bad_memory |= host.tainted
         host.state = state
+        self._world.configure(host)
         host.digests[state.round] = state.digest
         if len(host.digests) > 64:
             del host.digests[min(host.digests)]

@@ -6,9 +6,11 @@ at the right moment. Here each word is compared with what is known about who say
 - READY is of the attempt at hand, by somebody who is synced and holds just that result;
 - BEGIN of an attempt names members that live, as far as its coordinator knows, and of INIT who
   gives the parameters owns no part of them if somebody else can;
+- under a robust rule or an audit nobody tells which chunks of a step it has, and none are kept;
 - COMMIT has a quorum of members, in the lives that the view names, who have said READY for that
   attempt, and all of them for one result;
-- a promise reports the base of its view and rounds that were begun in it, or less;
+- a promise reports the base of its view and rounds that were begun in it, or less, also that of
+  a candidate to itself;
 - so does the base of the view that follows, unless that is a fork or a rollback;
 - results and states differ only where a memory has failed, and then only a minority is left out;
 - a coordinator goes by beats of those lives that its view names, of none that is over, and counts
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.messages import GATHER, INIT, REDUCE
+from atoll.peer.membership.messages import GATHER, INIT, REDUCE, STEP
 from atoll.peer.membership.view import REPLICA, View
 from harness.decisions import suffice
 
@@ -42,6 +44,7 @@ class Statements:
     """Part of the checker, which knows all views and the history of every chain."""
 
     def __init__(self, views: Mapping[tuple[bytes, int], View], history: Chains) -> None:
+        self.keeps_nothing = False  # a robust rule, or an audit: no word about a chunk is believed
         self.bad_memory = False  # somebody's bytes have come out wrong, at any time
         self._views = views
         self._history = history
@@ -53,6 +56,7 @@ class Statements:
         self._positions: dict[tuple[bytes, int], set[tuple[int, bytes]]] = {}  # that it has told
         self._misses: dict[tuple[Host, bytes], tuple[bytes, ...]] = {}  # the last of an attempt
         self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
+        self._own_promise: dict[Host, ms.Promise] = {}  # the last of a candidate to itself
         self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
         self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
 
@@ -66,6 +70,7 @@ class Statements:
                 self._counts_what_was_said(host, event.source)
             if type(event.message) is ms.Miss:
                 self._counts_misses(host, event.source, event.message)
+        self._promises_itself(host)
         last: object = None
         for effect in effects:
             kind = type(effect)
@@ -96,6 +101,11 @@ class Statements:
             of = (message.round, message.attempt)
             is_now = begin is not None and (begin.round, begin.attempt) == of
             assert is_now, f"I5: {host.name} misses peers in attempt {of}, which is over"
+        elif kind is ms.Finals:
+            begin = host.node.follower.begins.get(message.round)
+            secret = self.keeps_nothing and begin is not None and begin.kind == STEP
+            what = f"I4: {host.name} tells of chunks that nobody may believe it has made well"
+            assert not (secret and message.digests), what
         elif kind is ms.Begin:
             self._begins_well(host, message)
         elif kind is ms.Accept and message.ballot.number == 0:
@@ -136,6 +146,8 @@ class Statements:
         assert holds, f"I5: {what} without that result"
 
     def _begins_well(self, host: Host, begin: ms.Begin) -> None:
+        believes = self.keeps_nothing and begin.kind == STEP and begin.kept
+        assert not believes, f"I4: {host.name} keeps chunks, and believes whoever says it has them"
         attempt, lead = (
             (begin.lineage, begin.view, begin.round, begin.attempt),
             host.node.coordinator,
@@ -201,6 +213,15 @@ class Statements:
         fits = self._is_of(view, (report.round, report.chain))
         what = f"I5: {host.name} reports round {report.round}, which is not of view {view.number}"
         assert fits is not False, what
+
+    def _promises_itself(self, host: Host) -> None:
+        """A candidate tells itself what it holds, which nobody else hears."""
+        election = host.node.election
+        if election is not None and election.candidate is not None:
+            promise = election.candidate.promises.get(host.peer)
+            if promise is not None and promise is not self._own_promise.get(host):
+                self._own_promise[host] = promise
+                self._reports_history(host, promise)
 
     def _counts_what_was_said(self, host: Host, source: bytes) -> None:
         """READY that a coordinator has noted is of that attempt, and of that root."""

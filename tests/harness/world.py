@@ -11,6 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 from atoll.peer.membership import events as ev
@@ -64,6 +65,7 @@ class World(ABC):
         self.committed = 0  # the highest round that anybody has applied
         self.events = 0
         self.hold_renewal = False  # the disk hangs: no new incarnation number
+        self.rounds_wait = True  # for trainers that compute; not so in an asynchronous run
         self.unusable = ""  # a host whose contribution cannot be read
         self.outbound: set[str] = set()  # names of those that can only dial out
         self.unlinkable: set[frozenset[bytes]] = set()  # pairs that have no common protocol
@@ -74,10 +76,12 @@ class World(ABC):
         self.fragments = 1
         self.log_rounds = 8  # entries that a donor's log keeps
         self.is_durable = False  # every home has a ledger, rounds and checkpoints
+        self.moves = False  # a process with a home listens somewhere else than the one before
         self.save_every = 5  # rounds between two checkpoints of a durable home
         self.read_s = 0.0  # to read one when its process begins
         self.homes: dict[str, Disk] = {}
         self.first_event: ev.Event = ev.Tick()  # of a process that finds a home
+        self.configured: ev.Configured | None = None  # what a state says of its run
         self.disk_dice = random.Random(0)  # what a power cut takes
         self.stuck: Callable[[Host, Host], bool] = lambda host, donor: False  # loads that hang
         self.alarms = ALARMS
@@ -91,6 +95,7 @@ class World(ABC):
         self.checker.decisions.lives = self._lives
         self.checker.decisions.name_of = lambda peer: self.hosts[peer].name
         self.timing = timing or Timing()
+        self._first: Host | None = None  # whose machine is due first, if that is known
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._incs: dict[str, int] = {}
@@ -115,13 +120,17 @@ class World(ABC):
         target = self.hosts.get(peer)
         if target is None or not target.alive or target.off:
             return
-        if self.is_open(host, target) and self.is_open(target, host):
+        if self.has_way(host, target) and self.has_way(target, host):
             event = ev.KernelAnswered(peer, host.skew_s + self.now_s * host.rate)
             self.after(0.0, lambda: self.deliver(host, event))
 
     @abstractmethod
     def is_open(self, source: Host, target: Host) -> bool:
         """Whether bulk data of a living process passes in this direction now."""
+
+    def has_way(self, source: Host, target: Host) -> bool:
+        """Whether packets pass at all, those of data or of links."""
+        return self.is_open(source, target)
 
     @abstractmethod
     def hear_of_death(self, host: Host) -> None:
@@ -142,6 +151,8 @@ class World(ABC):
         host.life = life
         self.hosts[peer] = host
         if self.is_durable:
+            if host.state.round:
+                self.configure(host)
             self.deliver(host, self.first_event)
             self._read_home(host)
             if host.disk is not None and not host.disk.keeps_rounds:
@@ -149,6 +160,19 @@ class World(ABC):
         if name in self.outbound:
             self.deliver(host, ev.Reach(outbound=True))
         return host
+
+    def address(self, name: str, life: int) -> str:
+        """Return where that process of a name listens."""
+        return f"{name}:{life if self.moves else 1}"
+
+    def configure(self, host: Host) -> None:
+        """Tell a replica of the run's specification, once: it comes with the first state.
+
+        A witness never has one.
+        """
+        if self.configured is not None and host.is_replica and not host.is_configured:
+            host.is_configured = True
+            self.deliver(host, self.configured)
 
     def make_node(self, member: Member, life: int = 0, found: Recovered | None = None) -> Node:
         return BoundedNode(member, self.timing, life=life, recovered=found)
@@ -161,7 +185,7 @@ class World(ABC):
         if not inc:
             self._incs[name] = inc = self._incs.get(name, 0) + 1
             disk.memory = object()
-        member = Member(peer_id(name), inc, role, f"{name}:1")
+        member = Member(peer_id(name), inc, role, self.address(name, life))
         host = Host(name, self.make_node(member, life, found), disk=disk)
         if role == REPLICA:
             host.promised = found
@@ -282,7 +306,7 @@ class World(ABC):
 
     def resume(self, name: str) -> None:
         host = self.host(name)
-        host.paused = False
+        host.paused, self._first = False, None
         self.log("{} goes on", name)
         backlog, host.backlog = host.backlog, []
         for event in backlog:
@@ -323,8 +347,8 @@ class World(ABC):
 
     def _attach(self, host: Host, fragments: Iterable[int]) -> None:
         """Go through an inner phase and submit; a new one takes the place of one under way."""
-        if not host.node.follower.attached:
-            self.deliver(host, ev.Attached())
+        if not host.node.follower.attached or not self.rounds_wait:
+            self.deliver(host, ev.Attached(waits=self.rounds_wait))
         for fragment in fragments:
             self._order += 1
             host.phases[fragment] = phase = self._order
@@ -349,6 +373,8 @@ class World(ABC):
         event = ev.Submitted(own.round, own.epoch, weight, fragment, call, given)
         host.regions[host.submitted] = event
         self.checker.submissions[me] = weight
+        if not self.rounds_wait:
+            self.deliver(host, ev.Attached())
         self.deliver(host, event)
 
     def _tell(self, host: Host, effect: ev.TellTrainer) -> None:
@@ -380,14 +406,13 @@ class World(ABC):
 
     def advance(self) -> None:
         """To whatever is due next: a machine's deadline or something in the queue."""
-        due: Host | None = None
         due_s = self._queue[0][0] if self._queue else FOREVER_S
-        for host in self.hosts.values():
-            if host.tick_s < due_s and host.alive and not host.paused:
-                due, due_s = host, host.tick_s
-        if due is not None:
-            self.now_s = max(self.now_s, due_s)
-            self.deliver(due, _TICK)
+        first = self._first
+        if first is None or not first.alive or first.paused:
+            first = self._first = self._find_first()
+        if first is not None and first.tick_s < due_s:
+            self.now_s = max(self.now_s, first.tick_s)
+            self.deliver(first, _TICK)
         elif self._queue:
             when_s, _, act = heapq.heappop(self._queue)
             self.now_s = max(self.now_s, when_s)
@@ -396,6 +421,11 @@ class World(ABC):
             raise AssertionError("nothing will ever happen")
         waiting = len(self._queue)
         assert waiting < QUEUE_MAX, f"a storm: {waiting} things to happen at {self.now_s:.3f} s"
+
+    def _find_first(self) -> Host | None:
+        """Return whose machine is due first; of several, the one that was added first."""
+        awake = (host for host in self.hosts.values() if host.alive and not host.paused)
+        return min(awake, key=_tick_s, default=None)
 
     # ------------------------------------------------------------ events in, effects out
 
@@ -425,6 +455,8 @@ class World(ABC):
             host.tick_s = FOREVER_S
         else:
             host.tick_s = max((deadline_s - host.skew_s) / host.rate, self.now_s + TICK_MIN_S)
+        if self._first is not None and (host is self._first or host.tick_s <= self._first.tick_s):
+            self._first = None  # to be found anew
         if effects:
             if self.recorder is not None:
                 self.recorder.record(self.now_s, host.name, effects)
@@ -511,6 +543,7 @@ class World(ABC):
 
 
 _TICK = ev.Tick()
+_tick_s = attrgetter("tick_s")
 
 
 def effect_name(effect: object) -> str:

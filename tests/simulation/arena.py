@@ -17,7 +17,7 @@ from functools import partial
 from hashlib import sha256
 
 from harness.bounded import BoundedNode
-from harness.host import Host
+from harness.host import Host, Trap
 from harness.tracing import trace_name
 from harness.values import State
 from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
@@ -25,7 +25,14 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import Recovered
-from atoll.peer.membership.messages import Accept, Begin, BootstrapConfig, Finals
+from atoll.peer.membership.messages import (
+    Accept,
+    Accepted,
+    Begin,
+    BootstrapConfig,
+    Finals,
+    Install,
+)
 from atoll.peer.membership.operations import Call, Operation
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import (
@@ -48,9 +55,14 @@ __all__ = ["NAMES", "Arena", "Checkpoint"]
 RETRANSMIT_S = 0.2  # what a lost segment costs a stream
 NO_PROGRESS_S = 10.0  # peer/net/link.py: a link without a byte for so long breaks
 ORDER_S = 1e-6
+NEVER_S = 1e6  # nobody reports a data path that carries nothing
+BALLOTS = (Accept, Accepted, Install)
 OUT_OF_STEP = 0.01  # of the calls are not those of the others
+OUT_OF_STEP_OFTEN = 0.1  # ... in a situation of its own
 # Where some pairs have no link: a minute is longer than the faults of a seed last.
 SOON = Timing(better_s=4.0, cut_off_s=3.0, spare_s=9.0, callers_s=6.0)
+# Where somebody cannot keep up: so do the seconds until it is waited for, or dropped.
+IMPATIENT = Timing(behind_s=0.3, hold_s=0.4, joiner_stall_s=1.5)
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,8 @@ class Checkpoint:
 class Arena(World):
     def __init__(self, options: Options) -> None:
         has_pairs = bool(options.outbound or options.unlinkable)
-        super().__init__(SOON if has_pairs else None)
+        impatient = IMPATIENT if options.situation == "laggard" else None
+        super().__init__(SOON if has_pairs else impatient)
         self.options = options
         self.outbound |= {*options.outbound}
         self.unlinkable |= {frozenset(map(peer_id, pair)) for pair in options.unlinkable}
@@ -89,12 +102,16 @@ class Arena(World):
         self.streams = options.network == "streams"
         self.loss, self.double, self.late = options.loss, options.double, 0.0
         self.cuts: set[tuple[bytes, bytes]] = set()
+        self.mutes: set[tuple[bytes, bytes]] = set()  # ways that carry no data
+        if options.mutes:
+            self.broken_s = NEVER_S
         self.clogs: dict[tuple[bytes, bytes], float] = {}  # until when
         self.latest_s = 0.0  # when the last message that is under way arrives
         self.corrupt: set[tuple[bytes, bytes]] = set()  # the next message gets a wrong byte
         self.unreadable: set[bytes] = set()
         self.losses: list[Loss] = []  # that wait for their message
         self.last_hit = ""
+        self.ballots_later: dict[bytes, float] = {}  # to whom; they are sent then
         self._delays: dict[tuple[bytes, bytes], float] = {}
         self._last_s: dict[tuple[bytes, bytes], float] = {}
         self._held: dict[tuple[bytes, bytes], list[Callable[[], None]]] = {}
@@ -108,7 +125,10 @@ class Arena(World):
         self.checker.decisions.rules = options.rules
         self.checker.probation, self.checker.least = options.probation, options.least
         self.checker.min_trainers = options.min_trainers
-        self.first_event = options.configured
+        self.checker.asynchronous = options.asynchronous
+        self.checker.statements.keeps_nothing = options.rule or options.audited
+        self.rounds_wait = not options.asynchronous
+        self.configured = options.configured
         self.call_of = self._call_of
         self._carry[ev.Connect] = self._connect
         if options.checkpoints:
@@ -126,7 +146,8 @@ class Arena(World):
         """The same at all trainers that stand at the same round, unless one is out of step."""
         if not self.options.calls:
             return None
-        out_of_step = self.dice.random() < OUT_OF_STEP
+        share = OUT_OF_STEP_OFTEN if self.options.situation == "calls" else OUT_OF_STEP
+        out_of_step = self.dice.random() < share
         where = f"{self.options.seed} {host.round} {host.name if out_of_step else ''}"
         dice = random.Random(where)
         if dice.random() >= self.options.calls:
@@ -142,10 +163,7 @@ class Arena(World):
     ) -> BoundedNode:
         options = self.options
         signer = Seal(member.peer) if options.signed else None
-        node = BoundedNode(member, self.timing, signer, life=life, recovered=found)
-        if found is None:
-            node.handle(options.configured, 0.0)
-        return node
+        return BoundedNode(member, self.timing, signer, life=life, recovered=found)
 
     # ------------------------------------------------------------ disks
 
@@ -172,6 +190,7 @@ class Arena(World):
             host.state = saved.state
             host.digests[saved.state.round] = saved.state.digest
             position = saved.state.round, saved.state.chain, saved.state.digest
+            self.configure(host)
             self.deliver(host, ev.Restored(*position))
             self.log("{} has round {}, {}", name, saved.state.round, how)
             self.seen[how] += 1
@@ -195,13 +214,13 @@ class Arena(World):
         base_s = self._delays.get(way)
         if base_s is None:
             base_s = self._delays[way] = self.options.delay_s * self.dice.uniform(0.6, 1.6)
-        return base_s * (1 + self.options.jitter * self.dice.uniform(-1, 1))
+        return base_s * (1 + self.options.jitter * (2 * self.dice.random() - 1))
 
     def send(self, host: Host, peer: bytes, message: object) -> None:
         target = self.hosts.get(peer)
-        if target is None or self.outlaws.refuses(host.peer, peer):
+        if target is None or (self.outlaws.believers and self.outlaws.refuses(host.peer, peer)):
             return
-        if self.are_apart(host.peer, peer):
+        if (self.outbound or self.unlinkable) and self.are_apart(host.peer, peer):
             return
         if self.tracing:
             self.log("{}->{} {}", host.name, target.name, brief(message))
@@ -212,13 +231,18 @@ class Arena(World):
             return
         if self.losses and self._is_hit(host, target, message):
             return
-        if self.options.rule and type(message) is Finals:  # all lie, and nobody believes it
+        if self.checker.statements.keeps_nothing and type(message) is Finals:
+            # All lie, and nobody believes it.
             made_up = sha256(host.peer).digest() * (self.chunks // self.fragments)
             message = replace(message, digests=made_up)
+        event = ev.Received(host.peer, message)
         if self.streams:
-            self._send_stream(host, target, way, ev.Received(host.peer, message))
+            self._send_stream(host, target, way, event)
+        elif self.ballots_later and type(message) in BALLOTS:
+            later_s = max(0.0, self.ballots_later.get(peer, 0.0) - self.now_s)
+            self.after(later_s, lambda: self._send_datagram(target, way, event))
         else:
-            self._send_datagram(target, way, ev.Received(host.peer, message))
+            self._send_datagram(target, way, event)
 
     def _is_hit(self, host: Host, target: Host, message: object) -> bool:
         """Let the losses act that have waited for this message; return whether it is lost."""
@@ -242,6 +266,11 @@ class Arena(World):
         if loss.act == "wake":
             self._wake(host, loss.for_s)
             return False
+        if loss.act == "mislead":
+            self._mislead(host, loss.for_s)
+            return False
+        if loss.act == "doom" and not host.traps:
+            host.traps.append(Trap("Commit", 1, "after", loss.for_s))
         if loss.act == "cut":
             self.isolate(one, loss.for_s)
         elif self.streams:  # of which nothing is lost, unless the link is
@@ -260,6 +289,15 @@ class Arena(World):
             if other.paused:
                 self.after(0.0, partial(self._resume, other))
         self.after(then_s, lambda: self.may_die(host) and self.kill(host.name))
+
+    def _mislead(self, host: Host, then_s: float) -> None:
+        """As they wake, one of the others does not hear of the election any more: it follows them
+        to where the rest goes back from, and learns of that when this one is about to die."""
+        others = [other for other in self.living() if other is not host and other.is_replica]
+        followers = [other for other in others if not other.paused]
+        for follower in followers[:1]:
+            self.ballots_later[follower.peer] = self.now_s + then_s
+        self._wake(host, then_s + 3 * self.options.delay_s)
 
     def _resume(self, host: Host) -> None:
         if host.alive and host.paused:
@@ -343,8 +381,8 @@ class Arena(World):
         for way in ((a.peer, b.peer), (b.peer, a.peer)):
             self._held.pop(way, None)
         srtt_s = self.delay((a.peer, b.peer)) + self.delay((b.peer, a.peer))
-        self.deliver(a, ev.LinkUp(b.peer, f"{b.name}:1", srtt_s, b.life))
-        self.deliver(b, ev.LinkUp(a.peer, f"{a.name}:1", srtt_s, a.life))
+        self.deliver(a, ev.LinkUp(b.peer, self.address(b.name, b.life), srtt_s, b.life))
+        self.deliver(b, ev.LinkUp(a.peer, self.address(a.name, a.life), srtt_s, a.life))
 
     def is_linked(self, a: Host, b: Host) -> bool:
         return frozenset((a, b)) in self._link
@@ -381,8 +419,8 @@ class Arena(World):
     def _connect(self, host: Host, effect: ev.Connect) -> None:
         """To the address where that peer listens; "" is of a founder that has not called yet."""
         known = self.hosts.get(effect.peer)
-        at = f"{known.name}:1" if known is not None else "of nobody"
-        right = known is not None and effect.address in (at, "")
+        at = self.address(known.name, known.life) if known is not None else "of nobody"
+        right = known is not None and (effect.address in (at, "") or self.moves)
         assert right, f"{host.name} dials {effect.peer!r} at {effect.address!r}, which is {at}"
         self.dial(host, effect.peer)
 
@@ -454,6 +492,9 @@ class Arena(World):
             self.at(when_s, end)
 
     def is_open(self, source: Host, target: Host) -> bool:
+        return (source.peer, target.peer) not in self.mutes and self.has_way(source, target)
+
+    def has_way(self, source: Host, target: Host) -> bool:
         way = (source.peer, target.peer)
         if way in self.cuts or self.clogs.get(way, 0.0) > self.now_s:
             return False

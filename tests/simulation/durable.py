@@ -47,6 +47,8 @@ KINDS = {"kill", "off", "failpoint", "pause", "cut", "one_way", "split", "bridge
 KINDS |= {"clog", "break", "burst", "corrupt", "hang", "detach", "slow", "hand_over", "join"}
 SYNCS_S = (0.0005, 0.004, 0.03, 0.2)
 AWAY_MAX_S = 3.0  # less than it takes to be voted out of a view that has lost its quorum
+FORKS_SHARE = 0.2  # of the seeds, in which some may go on without the others
+MOVES_SHARE = 0.2  # of the seeds, in which who is started again listens somewhere else
 VOTES_ONLY = 0.15  # of the homes, that have room for no results
 SAVE_EVERY = (2, 5, 1000)
 READS_S = (0.0, 0.05, 0.5, 2.5)  # to read a home
@@ -63,7 +65,7 @@ def draw_durable(seed: int) -> Options:
         hosts=hosts,
         witnesses=1 if hosts > 2 and luck.random() < 0.2 else 0,
         archives=0,
-        policy="majority",
+        policy=luck.choice(("any", "auto")) if luck.random() < FORKS_SHARE else "majority",
         on_lost="halt",
         load_s=min(plain.load_s, 0.4),
         fault_rate=luck.choice((0.2, 0.5, 1.0)),
@@ -177,6 +179,8 @@ def prospect(arena: Arena, faults: DurableFaults) -> str:
     last = [v for v in tips.values() if not any(v.lineage in x.ancestors for x in tips.values())]
     if len(last) != 1:
         return "founded twice"
+    if arena.options.policy != "majority":
+        return "some may go on alone"
     bound = {*last, *_accepted(arena, last[0])}
     for view in bound:
         remember = [m.peer for m in view.members if _remembers(arena, m.peer, m.inc)]
@@ -242,10 +246,19 @@ def _remembers(arena: Arena, peer: bytes, inc: int) -> bool:
 
 
 def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = None) -> Outcome:
+    gc.disable()  # as run_script does
+    try:
+        return _carried_out(seed, tracing, script)
+    finally:
+        gc.enable()
+
+
+def _carried_out(seed: int, tracing: bool, script: list[Fault] | None) -> Outcome:
     options = draw_durable(seed)
     arena = Arena(options)
     luck, fate = random.Random(f"homes {seed}"), random.Random(f"rooms {seed}")
     arena.is_durable, arena.disk_dice = True, random.Random(f"power {seed}")
+    arena.moves = random.Random(f"moves {seed}").random() < MOVES_SHARE
     arena.save_every = luck.choice(SAVE_EVERY)
     arena.read_s = random.Random(f"reads {seed}").choice(READS_S)
     for name in NAMES:
@@ -254,7 +267,6 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
     arena.checker.may_lose_operations = True
     arena.tracing = tracing
     failure = verdict = ""
-    gc.disable()  # as run_script does
     try:
         verdict = _run(arena, options, durable_script(options) if script is None else script)
     except AssertionError as error:
@@ -263,8 +275,6 @@ def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = N
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}:{place.lineno}"
         failure = f"crash in {where}: {type(error).__name__}: {error}"
-    finally:
-        gc.enable()
     views, trace = len(arena.checker.views), arena.tail(100_000) if tracing else ""
     seen = {what: count for what, count in sorted(arena.seen.items()) if count}
     for kind in ("recovered", "amnesia", "restarted", "excluded"):

@@ -69,6 +69,10 @@ class Faults:
         arena.losses.clear()
         arena.corrupt.clear()
         arena.unusable = ""
+        arena.mutes.clear()
+        arena.ballots_later.clear()
+        arena.load_s = arena.options.load_s
+        self._unstuck()
         arena.loss = arena.double = arena.late = 0.0
         arena.mend()
         for host in list(arena.hosts.values()):
@@ -290,6 +294,38 @@ class Faults:
 
     def _bridge(self, fault: Fault) -> None:
         self._split(fault, bridge=fault.who[0])
+
+    def _mute(self, fault: Fault) -> None:
+        """Nothing passes but what is said on links; nobody notices, but for what does not come."""
+        arena, first = self.arena, peer_id(fault.who[0])
+        others = arena.hosts.keys() - {first}
+        last = peer_id(fault.who[-1])
+        ways = {
+            "pair": {(first, last), (last, first)},
+            "way": {(first, last)},
+            "deaf": {(other, first) for other in others},
+            "dumb": {(first, other) for other in others},
+        }.get(fault.detail)
+        if ways is None:  # the first is the bridge
+            inside = set(map(peer_id, fault.who[1:]))
+            ways = {w for a in inside for b in others - inside for w in ((a, b), (b, a))}
+        arena.mutes |= ways
+        self._undo(fault, lambda: arena.mutes.difference_update(ways))
+
+    def _heavy(self, fault: Fault) -> None:
+        """A state takes so long, from anybody."""
+        arena = self.arena
+        arena.load_s = float(fault.detail)
+        self._undo(fault, lambda: setattr(arena, "load_s", arena.options.load_s))
+
+    def _stuck(self, fault: Fault) -> None:
+        """Whoever has this name gets nothing of any state."""
+        arena = self.arena
+        arena.stuck = lambda host, donor: host.name == fault.who
+        self._undo(fault, self._unstuck)
+
+    def _unstuck(self) -> None:
+        self.arena.stuck = lambda host, donor: False
 
     def _isolate(self, fault: Fault) -> None:
         """Nobody of these hears anybody: three and more parts."""

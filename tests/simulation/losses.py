@@ -29,7 +29,9 @@ class Loss:
     left: int  # so many of them
     way: str  # "from" or "to" ...
     names: str  # ... one of these
-    act: str  # "lose", "late", "cut", or "wake": what was stopped or cut off is back
+    # "lose", "late", "cut"; "doom": lost, and its sender dies of its next COMMIT; "wake": what was
+    # stopped or cut off is back; "mislead": that, and one of the others follows it.
+    act: str
     for_s: float
 
 
@@ -101,6 +103,8 @@ def _dispute(dice: random.Random, names: str, at_s: float) -> list[Fault]:
     if dice.random() < 0.7:
         who = wrong if dice.random() < 0.6 else names
         detail = f"Retry {dice.choice(('lose', 'cut'))} {dice.choice((1, 2, 3))} to"
+        if dice.random() < 0.5:  # it hears of the commit before, and nobody can tell it more
+            who, detail = wrong, "Retry doom 8 to"
         script.append(Fault(round(at_s, 3), "lose", who, round(dice.uniform(0.3, 1.6), 3), detail))
     if dice.random() < 0.5:
         script.append(Fault(round(max(0.0, at_s - 0.4), 3), "detach", aside, 3.0))

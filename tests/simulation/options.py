@@ -58,11 +58,18 @@ PROFILES = {"": 87, "holders": 4, "split": 4, "power": 4, "birth": 1}
 # Of the seeds without a profile: in these, who wakes up after a rollback is ahead of it when the
 # next election comes.
 WAKES_SHARE = 0.05
+MISLED_SHARE = 0.025  # and in these one of the others is ahead of it, too
 PAIRS_SHARE = 0.12  # of the seeds, in which some pairs have no link
 RULE_SHARE = 0.05  # of the seeds, in which some lie about what they have of a broken attempt
 LOSSES_SHARE = 0.12  # of the seeds, in which messages of chosen kinds are lost
-SITUATIONS_SHARE = 0.1  # of the seeds, each with one of these (situations.py)
-SITUATIONS = ("candidate", "coordinator", "learner", "out", "stranger", "advice")
+SITUATIONS_SHARE = 0.2  # of the seeds, each with one of these (situations.py)
+SITUATIONS = (
+    *("candidate", "coordinator", "learner", "out", "stranger", "advice"),
+    *("heir", "laggard", "calls") * 2,  # where less comes about by each
+)
+MUTES_SHARE = 0.12  # of the seeds, in which some paths carry no data, and nobody reports it
+TERMS_SHARE = 0.03  # of the seeds each, that are of audited rounds, and of asynchronous ones
+BIRTHS_SHARE = 0.03  # of the seeds: more births than PROFILES has
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -103,6 +110,9 @@ class Options:
     rule: bool = False  # a robust rule: nobody is believed to have made a chunk well
     losses: int = 0  # messages of one kind that are lost or late, mostly with a death soon after
     situation: str = ""  # one of SITUATIONS
+    mutes: int = 0  # times that paths carry no data for a while, though their links do
+    audited: bool = False  # a result is there once most participants have the same
+    asynchronous: bool = False  # a round is of whoever has submitted
     min_trainers: int = 1  # of the run's specification ...
     asks: tuple[int, ...] = ()  # ... and what members ask for, one after the other
     outbound: str = ""  # names of hosts that can only dial out
@@ -115,7 +125,14 @@ class Options:
     @property
     def configured(self) -> Configured:
         rule = "trimmed(f=1)" if self.rule else ""
-        terms = Terms(self.probation, self.least, rule, min_trainers=self.min_trainers)
+        terms = Terms(
+            self.probation,
+            self.least,
+            rule,
+            self.audited,
+            self.min_trainers,
+            self.asynchronous,
+        )
         return Configured("spec", self.fragments, self.in_flight, terms)
 
     def text(self) -> str:
@@ -133,10 +150,23 @@ def draw(seed: int) -> Options:
         drawn = replace(drawn, losses=luck.choice((2, 4, 8)))
     luck = random.Random(f"situation {seed}")
     if drawn.hosts >= 3 and not drawn.profile and luck.random() < SITUATIONS_SHARE:
-        drawn = replace(drawn, situation=luck.choice(SITUATIONS), faulty_s=9.0)
+        drawn = _in_situation(replace(drawn, situation=luck.choice(SITUATIONS)), luck)
+    luck = random.Random(f"mutes {seed}")
+    if drawn.hosts >= 3 and luck.random() < MUTES_SHARE:
+        drawn = replace(drawn, mutes=luck.choice((1, 2, 3)))
+    if random.Random(f"audited {seed}").random() < TERMS_SHARE:
+        drawn = replace(drawn, audited=True)
+    if drawn.calls == 0 and random.Random(f"asynchronous {seed}").random() < TERMS_SHARE:
+        drawn = replace(drawn, asynchronous=True)
+    luck = random.Random(f"birth {seed}")
+    if not (drawn.profile or drawn.situation) and luck.random() < BIRTHS_SHARE:
+        drawn = _fair(replace(_birth(drawn, luck), profile="birth"))
     luck = random.Random(f"wakes {seed}")
     if not (drawn.profile or drawn.situation) and luck.random() < WAKES_SHARE:
         drawn = _fair(replace(_wakes(drawn, luck), profile="wakes"))
+    luck = random.Random(f"misled {seed}")
+    if not (drawn.profile or drawn.situation) and luck.random() < MISLED_SHARE:
+        drawn = _misled(drawn, luck)
     return drawn
 
 
@@ -233,6 +263,23 @@ def _with_pairs(plain: Options) -> Options:
     return replace(plain, outbound="".join(sorted(luck.sample(names, luck.randint(2, len(names))))))
 
 
+def _in_situation(drawn: Options, luck: random.Random) -> Options:
+    """What a situation needs beside its faults."""
+    drawn = replace(drawn, faulty_s=9.0)
+    if drawn.situation == "heir":  # it has to be a witness: a replica leads with the state only
+        drawn = replace(drawn, witnesses=1, outbound="", unlinkable=())
+    elif drawn.situation == "stranger":  # a witness that coordinates knows no specification
+        drawn = replace(drawn, witnesses=0)
+    elif drawn.situation == "laggard":
+        drawn = replace(drawn, log_rounds=2, inner_s=0.2, load_s=0.1, chunk_s=0.005, outbound="")
+    elif drawn.situation == "calls":
+        drawn = replace(drawn, calls=1.0, fragments=1, in_flight=1, asynchronous=False)
+    elif drawn.situation == "advice" and luck.random() < 0.5:
+        names = luck.sample(NAMES[1 : drawn.hosts], 2)
+        drawn = replace(drawn, outbound="".join(sorted(names)), unlinkable=())
+    return _fair(drawn)
+
+
 def _holders(plain: Options, dice: random.Random) -> Options:
     """Fast rounds and links, so that some are committed before those who lag are voted out."""
     hosts = dice.choice((3, 4, 5))
@@ -265,6 +312,23 @@ def _wakes(plain: Options, dice: random.Random) -> Options:
         load_s=load_s,
         faulty_s=16.0,
         losses=0,
+    )
+
+
+def _misled(plain: Options, dice: random.Random) -> Options:
+    """The same, and enough that lag, for whoever leads them back and one that is misled."""
+    few_faults = {"kinds": ("slow",), "fault_rate": 0.1, "mutes": 0, "asks": (), "bans": 0}
+    anybody = {"outbound": "", "unlinkable": (), "least": 1, "min_trainers": 1}
+    return replace(
+        _wakes(plain, dice),
+        **few_faults,
+        **anybody,
+        profile="misled",
+        hosts=7,
+        witnesses=2,
+        policy="majority",
+        bootstrap="found",
+        network="datagrams",
     )
 
 

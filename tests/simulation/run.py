@@ -57,10 +57,19 @@ def run_script(
     tracing: bool = False,
     recorder: Recorder | None = None,
 ) -> Outcome:
+    gc.disable()  # a run is short, and looking for garbage costs a tenth of it
+    try:
+        return _carried_out(options, script, tracing, recorder)
+    finally:
+        gc.enable()  # all of the run is garbage now, and nothing else is looked at
+
+
+def _carried_out(
+    options: Options, script: list[Fault], tracing: bool, recorder: Recorder | None
+) -> Outcome:
     arena = Arena(options)
     arena.tracing, arena.recorder = tracing, recorder
     failure = verdict = ""
-    gc.disable()  # a run is short, and looking for garbage costs a tenth of it
     try:
         verdict = _run(arena, options, script)
     except AssertionError as error:
@@ -69,8 +78,6 @@ def run_script(
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{place.filename.rsplit('/', 1)[-1]}:{place.name}"
         failure = f"crash in {where}: {type(error).__name__}: {error}"
-    finally:
-        gc.enable()
     return Outcome(
         options.seed,
         failure,

@@ -92,6 +92,7 @@ def draw_script(options: Options) -> list[Fault]:
         if at_s >= options.faulty_s:
             script += _bans(options, names) + _asks(options, names) + _starved(options, names)
             script += losses(options, names) + situations(options, names)
+            script += _mutes(options, names)
             return sorted(script, key=lambda fault: fault.at_s)
         kind = dice.choice(options.kinds)
         fault = _draw(dice, options, kind, names, spare, at_s)
@@ -108,6 +109,22 @@ def _starved(options: Options, names: str) -> list[Fault]:
     at_s = round(dice.uniform(0.0, 0.5) * options.faulty_s, 3)
     away_s = dice.choice((0.5, 1.5, 3.0))  # at most, each time
     return [Fault(at_s, "starve", name, options.faulty_s / 2, str(away_s)) for name in who]
+
+
+def _mutes(options: Options, names: str) -> list[Fault]:
+    """Paths that carry no data for a while: of a pair, to one, from one, or of two halves."""
+    dice = random.Random(f"mutes {options.seed} {options.faulty_s}")
+    script = []
+    for _ in range(options.mutes):
+        kind = dice.choice(("pair", "way", "deaf", "dumb", "bridge", "bridge"))
+        count = {"pair": 2, "way": 2, "bridge": dice.randint(2, len(names) - 1)}.get(kind, 1)
+        who = "".join(dice.sample(names, min(count, len(names))))
+        lasts_s = round(dice.choice((2.0, 4.0, 7.0)) * dice.uniform(0.8, 1.2), 3)
+        at_s = round(dice.uniform(0.0, 0.6) * options.faulty_s, 3)
+        script.append(Fault(at_s, "mute", who, lasts_s, kind))
+        if kind == "deaf" and dice.random() < 0.7:  # it takes no part, and cannot copy results
+            script.append(Fault(max(0.0, round(at_s - 0.6, 3)), "detach", who, 9.0))
+    return script
 
 
 def _bans(options: Options, names: str) -> list[Fault]:
@@ -226,6 +243,21 @@ def _wakes(dice: random.Random, options: Options, names: str) -> list[Fault]:
     ]
 
 
+def _misled(dice: random.Random, options: Options, names: str) -> list[Fault]:
+    """The same; and one of the others follows who wakes, not knowing that the rest goes back."""
+    witnesses = names[1 : 1 + options.witnesses]
+    replicas = [name for name in names if name not in witnesses]
+    behind = dice.sample(replicas[1:], 2)
+    ahead = "".join(name for name in replicas if name not in behind)
+    at_s, apart_s = dice.uniform(0.2, 1.0), dice.uniform(1.8, 3.0)
+    dies_s = round(options.load_s * dice.uniform(1.0, 1.6) + 0.3, 3)
+    return [
+        Fault(round(at_s, 3), "split", "".join(behind), round(apart_s, 3)),
+        Fault(round(at_s + apart_s - 0.03, 3), "pause", ahead, 12.0),
+        Fault(round(at_s + apart_s, 3), "lose", names, dies_s, "Flagged mislead 1 from"),
+    ]
+
+
 def _split(dice: random.Random, options: Options, names: str) -> list[Fault]:
     """Longer than it takes to go on without a quorum."""
     few = min(2, len(names) // 2)  # two or more on both sides, if there are so many
@@ -271,4 +303,5 @@ _PROFILES = {
     "power": _power,
     "birth": _birth,
     "wakes": _wakes,
+    "misled": _misled,
 }

@@ -2,8 +2,9 @@
 
 Each kind has seeds of its own (``Options.situation``). Who wants to leave does so as a candidate,
 as a coordinator that nobody hears, while it loads the state, or before anybody has answered it; a
-stranger asks to come in with another specification; and planners advise the coordinator, of all
-members or some.
+stranger asks to come in with another specification; planners advise the coordinator, of all
+members or some; a witness that comes back is to coordinate at once, and hears of it late; somebody
+cannot keep up, or downloads nothing; participants of collectives die at them, and call others.
 """
 
 from __future__ import annotations
@@ -55,6 +56,49 @@ def _advice(dice: random.Random, options: Options, names: str) -> list[Fault]:
     return [Fault(round(at_s, 3), "advise", "", 0.0, str(dice.randrange(1000))) for at_s in times_s]
 
 
+def _heir(dice: random.Random, options: Options, names: str) -> list[Fault]:
+    """The witness is voted in again and handed the run, before it hears of the first of both."""
+    witness, at_s = names[1], round(dice.uniform(0.2, 3.0), 3)
+    away_s = round(dice.uniform(0.1, 1.0), 3)
+    lost = f"Install lose {dice.choice((6, 9, 12))} to"
+    return [
+        Fault(at_s, "kill", witness, away_s),
+        Fault(round(at_s + 0.05, 3), "lose", witness, 1.0, lost),
+        *(
+            Fault(round(at_s + 0.05 + n * away_s / 4, 3), "hand_over", witness)
+            for n in range(dice.randint(3, 8))
+        ),
+    ]
+
+
+def _laggard(dice: random.Random, options: Options, names: str) -> list[Fault]:
+    """Whoever comes back finds that states take longer to load than rounds, or gets none."""
+    at_s, who = round(dice.uniform(0.1, 1.5), 3), dice.choice(names)
+    away_s = round(dice.choice((0.1, 0.5, 1.5)) * dice.uniform(0.8, 1.2), 3)
+    ends = dice.choice(("kill", "kill", "pause", "isolate"))
+    how = dice.choice(("heavy", "heavy", "stuck"))
+    again_s = round(at_s + dice.uniform(3.5, 5.5), 3)
+    return [
+        Fault(at_s, ends, who, away_s),
+        Fault(at_s, how, who, round(dice.uniform(4.0, 7.5), 3), str(dice.choice((0.4, 0.8, 2.0)))),
+        *([Fault(again_s, "kill", dice.choice(names), away_s)] if dice.random() < 0.5 else []),
+    ]
+
+
+def _calls(dice: random.Random, options: Options, names: str) -> list[Fault]:
+    """Some die in the middle of a collective, which the others repeat without them."""
+    script = []
+    for _ in range(dice.choice((1, 2, 3))):
+        at_s, away_s = dice.uniform(0.0, 0.7) * options.faulty_s, round(dice.uniform(0.2, 2.0), 3)
+        kind = dice.choice(("Ready", "Ready", "Begin", "Reduce", "ObjectIs", "Heartbeat"))
+        detail = f"{kind} {dice.choice((1, 2, 3))} {dice.choice(('before', 'after'))}"
+        who = names if dice.random() < 0.5 else dice.choice(names)
+        script.append(Fault(round(at_s, 3), "failpoint", who, away_s, detail))
+        lost = f"{dice.choice(('Begin', 'Ready', 'ObjectIs'))} lose {dice.choice((1, 2, 4))} to"
+        script.append(Fault(round(at_s, 3), "lose", dice.choice(names), 1.0, lost))
+    return script
+
+
 _SITUATIONS = {
     "candidate": _candidate,
     "coordinator": _coordinator,
@@ -62,4 +106,7 @@ _SITUATIONS = {
     "out": _outside,
     "stranger": _stranger,
     "advice": _advice,
+    "heir": _heir,
+    "laggard": _laggard,
+    "calls": _calls,
 }

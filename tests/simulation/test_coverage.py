@@ -4,8 +4,11 @@ may die at every failpoint.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -19,6 +22,7 @@ from simulation.options import PROFILES, WAKES_SHARE, Options, draw
 from simulation.run import run_script, run_seed
 from simulation.script import FAILPOINTS, Fault, draw_script
 
+TESTS = Path(__file__).parents[1]
 PROFILED = range(350)  # of these, those with a profile ...
 PLAIN = range(50)  # ... and of these, those whose script has failpoints
 # About half of what these seeds come to today.
@@ -58,7 +62,7 @@ def test_the_seeds_reach_what_is_rare() -> None:
 
 def test_profiles_have_a_few_per_cent_of_the_seeds_each() -> None:
     drawn = Counter(draw(seed).profile for seed in range(3000))
-    assert drawn.keys() == {*PROFILES, "wakes"}
+    assert drawn.keys() == {*PROFILES, "wakes", "misled"}
     assert all(drawn[profile] > SHARE_MIN * 3000 for profile in PROFILES if profile != "birth")
     assert drawn["wakes"] > 0.5 * WAKES_SHARE * 3000
     assert drawn[""] > 2 * 3000 / 3
@@ -130,3 +134,17 @@ def test_no_message_and_no_effect_is_left_out() -> None:
     messages = kinds & {*registered().values()}  # without those that slots were made of
     found = {trace_name(kind) for kind in (*messages, *get_args(ev.Effect))}
     assert found == {*FAILPOINTS, "JoinRefused", "Left", "Persist", "Send", "TakeBack"}
+
+
+def test_what_is_known_not_to_be_reached_is_in_the_source() -> None:
+    """In a process of its own, which counts the conditions of all modules."""
+    code = (
+        "from simulation import coverage\n"
+        "coverage.prepare(coverage.MODULES)\n"
+        "known = {coverage.words(item) for item in coverage.every_item()}\n"
+        "print(*sorted(coverage.UNREACHED - known), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=TESTS
+    )
+    assert done.stdout.strip() == ""

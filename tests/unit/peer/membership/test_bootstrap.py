@@ -212,6 +212,36 @@ def test_a_cradle_that_others_have_outrun_is_left() -> None:
     cluster.until(lambda: cluster.in_one_view("abcd"))
 
 
+def test_a_founder_that_hears_late_that_it_has_founded_the_run_stays_in() -> None:
+    """It was told where the run is before it was told that it is in it, and left: then the only one
+    that was in died, and all three waited for a run of which nobody was left (seed 486)."""
+    cluster = Cluster("abc")
+    named = ms.BootstrapConfig(founders=addresses("abc"), rules=RULES)
+    for name in "abc":
+        cluster.give(name, named)
+    nodes = {name: cluster.host(name).node for name in "abc"}
+
+    def leads() -> str:
+        return "".join(name for name, node in nodes.items() if node.election and node.election.busy)
+
+    cluster.hold = lambda source, peer, message: (
+        isinstance(message, ms.Accepted | ms.Install) and peer == peer_id(leads()[:1])
+    )
+    link_all(cluster, "abc")
+    cluster.until(lambda: any(node.view and node.view.number for node in nodes.values()))
+    inside = next(name for name, node in nodes.items() if node.view and node.view.number)
+    late = next(node for node in nodes.values() if node.view and not node.view.number)
+    view = nodes[inside].view
+    assert view is not None
+    assert late.me in view.members
+    redirect = ms.Redirect(view)
+    cluster.deliver(cluster.hosts[late.me.peer], ev.Received(peer_id(inside), redirect))
+    assert late.me in view.members
+    cluster.kill(inside)
+    cluster.hold = lambda source, peer, message: False
+    cluster.until(lambda: late.view == view)
+
+
 def test_a_cradle_is_no_run_to_send_joiners_to() -> None:
     """b waits in a cradle that nobody else will enter; c and e ask it, and are needed elsewhere."""
     cluster = Cluster("abcde")

@@ -59,6 +59,22 @@ def incarnations(cluster: Cluster, names: str = NAMES) -> set[int]:
     return {member.inc for member in view.members}
 
 
+def test_a_coordinator_that_is_back_after_the_removal_time_stays() -> None:
+    """It says that it was started again, so it lives, however long it was silent (seed 25)."""
+    cluster = formed()
+    for name in "ade":
+        cluster.kill(name)
+    remove_s = cluster.host("b").node.timing.remove_s
+    cluster.run(remove_s + 1.0)
+    cluster.hold = lambda source, peer, message: (
+        source == peer_id("a") and isinstance(message, ms.Promise | ms.Prepare)
+    )
+    for name in "ad":
+        cluster.restart(name)
+    cluster.until(lambda: cluster.checker.latest.coordinator != peer_id("a"), 20.0)
+    assert peer_id("a") in cluster.checker.latest.peers
+
+
 @pytest.mark.parametrize("dead", ["abc", "cde", "ade"])
 def test_three_of_five_killed_and_restarted_go_on(dead: str) -> None:
     """Observed with real daemons: that run stayed dead for ever."""

@@ -379,6 +379,20 @@ def test_no_other_way_back_is_taken_by_oneself(base: tuple[int, bytes], rollback
     assert not bench.own.report().holds
 
 
+def test_what_a_view_has_taken_back_is_no_commit() -> None:
+    """An older order is done when the view has gone back: where it leads nobody stands any more."""
+    bench = Bench()
+    bench.ready()
+    bench.own.committed(4, after(b"3" * 32, 4))
+    bench.own.on_install(view(2, b"2" * 32, rollback=True))
+    assert bench.own.position == (2, b"2" * 32)
+    bench.own.caught_up(8, b"8" * 32)
+    assert bench.own.position == (2, b"2" * 32)
+    bench.own.diverged = False
+    bench.own.caught_up(2, b"2" * 32)
+    assert bench.own.known == bench.own.position == (2, b"2" * 32)
+
+
 def test_a_witness_moves_on_without_holding_anything() -> None:
     effects: list[Effect] = []
     own = MemberState(Member(ME, 1, WITNESS), effects.append)

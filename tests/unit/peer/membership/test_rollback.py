@@ -9,7 +9,7 @@ from harness.cluster import Cluster
 from harness.faults import when_held
 
 from atoll.peer.membership.election import Election
-from atoll.peer.membership.messages import Accept
+from atoll.peer.membership.messages import Accept, Accepted
 from atoll.peer.membership.view import WITNESS, Ballot, Rules, View, forked
 
 
@@ -159,3 +159,31 @@ def test_nobody_goes_back_alone_from_what_it_has_caught_up_with(behind: bool) ->
     election.on_accept(Accept(election.view.lineage, election.view.number, ballot, proposal))
     accepted = election.acceptor.accepted
     assert (accepted is None or accepted.proposal != proposal) is behind
+
+
+def test_who_has_voted_to_go_back_keeps_what_the_others_go_back_to() -> None:
+    """The one that is ahead wakes up before the view is decided. Whoever followed it there had
+    neither, and the run halted (seed 886)."""
+    cluster = lone_copy("rollback")
+    a, b = cluster.host("a"), cluster.host("b")
+    ahead, left = a.round, b.round
+    assert left < ahead
+    cluster.pause("a")
+    cluster.cut.clear()
+    cluster.hold = lambda source, peer, message: isinstance(message, Accepted)
+    cluster.until(lambda: _votes_for(b.node.election) == left, 60.0)
+    cluster.resume("a")
+    cluster.detach("a")
+    cluster.run(1.0)
+    assert b.node.follower.unsynced  # it knows of a commit that it does not hold, and leaves it
+    assert b.round == left
+    cluster.hold = lambda source, peer, message: False
+    cluster.until(lambda: bool(view_of(cluster, "b").rollback), 60.0)
+    assert not b.node.follower.diverged
+    cluster.until(lambda: b.round > left, 60.0)
+
+
+def _votes_for(election: Election | None) -> int:
+    """Return the base of the view that a peer has voted for, -1 if there is none."""
+    vote = election.acceptor.accepted if election is not None else None
+    return vote.proposal.base_round if vote is not None else -1
