@@ -101,7 +101,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "return ended | silent",
         test=UNIT + "keeping_members.py::test_who_is_back_as_a_new_incarnation_does_not_stay",
     ),
-    Mutant("half quorum", "view", "return 2 * present > len", "return 2 * present >= len"),
+    Mutant(
+        "half quorum",
+        "view",
+        "return view.members[0].peer in peers and view.number > 0",
+        "return True",
+    ),
     Mutant("third quorum", "view", "return 2 * present > len", "return 3 * present >= len"),
     Mutant(
         "double count",
@@ -482,7 +487,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an unsynced peer says READY",
         "member",
-        "if held is None or self.unsynced or not held.is_here:",
+        "if held is None or self.is_behind or not held.is_here:",
         "if held is None or not held.is_here:",
         seed=663,
     ),

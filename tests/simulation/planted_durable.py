@@ -100,8 +100,8 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "compaction drops a round that no checkpoint has",
         "durable_records",
-        "if since < number <= until and ledger.committed.get(number) == after",
-        "if since + 1 < number <= until and ledger.committed.get(number) == after",
+        "if since < step.end[0] <= until and ledger.is_committed(step)",
+        "if since + 1 < step.end[0] <= until and ledger.is_committed(step)",
         test=RECORDS + "compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has",
     ),
     Mutant(
@@ -177,10 +177,9 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "a restarted coordinator is waited for",
         "election",
-        "    def coordinator_resigned(self) -> None:\n"
-        '        """Look for another coordinator: this one was started again and says so."""\n'
-        "        self.resigned = True\n",
-        "    def coordinator_resigned(self) -> None:\n        pass\n",
+        "        self.resigned = True\n"
+        "        self._answered_s[self.view.coordinator] = self._here.now_s\n",
+        "        pass\n",
         test=TEST + "a_restarted_coordinator_resigns",
     ),
     Mutant(
@@ -235,7 +234,7 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "operations that others have lost are fetched",
         "member",
-        "        elif not self.unsynced and self._take_back(*base):\n            return\n",
+        "        elif not self.unsynced and self._take_back(*base, restarted):\n            return\n",
         "",
         test=TEST + "operations_that_others_have_lost_are_taken_back_by_name",
     ),

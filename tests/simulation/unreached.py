@@ -66,7 +66,8 @@ _MALFORMED = (
 )
 
 # Only who lies says such a thing, or who was lied to hears of it. Nobody lies in these seeds
-# (tests/unit/peer/membership: test_node_hostile.py, test_signing.py, test_bans.py, test_probation.py).
+# (tests/unit/peer/membership: test_node_hostile.py, test_signing.py, test_bans.py and
+# test_probation.py).
 _HOSTILE = (
     "admission yes Admission.on_join: in_view.inc >= member.inc",
     "amnesia no  LedgerPositions.heard: each.peer in peers",
