@@ -269,15 +269,17 @@ class Proposer:
         lost = bool(disputed) or not base.held or base.round < self.view.base_round
         is_known = not disputed and base.round >= self.view.base_round
         spared = last_held(reports, base) if is_known else None
-        if lost and spared is not None:  # a power cut took operations, and no state
-            (base_round, base_chain), lost = spared, False
-        if not lost:
+        is_sure = spared is not None and self._heard.keys() >= {*self.view.replicas}
+        if not lost or is_sure:
             self._wait.since_s = None
         else:
             if self._wait.since_s is None:
                 self._wait.since_s = now_s
             if now_s - self._wait.since_s <= self.timing.lost_s:
                 return None
+        if lost and spared is not None:  # operations were lost, with a machine or its power
+            (base_round, base_chain), lost = spared, False
+        if lost:
             back = max(((r.round, r.chain) for r in reports.values() if r.holds), default=None)
             why = f"no living member holds round {max(base.round, self.view.base_round)}"
             if disputed:

@@ -41,7 +41,6 @@ class Checker:
         self.decisions = Decisions(self.views)
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
-        self.may_lose_operations = False
         self._operations: set[tuple[bytes, int]] = set()  # lineage and round
         self.probation, self.least = 0, 1  # of the run's specification ...
         self.min_trainers = 1  # ... too, where the view has no number of its own
@@ -89,11 +88,10 @@ class Checker:
             assert view.base_chain == chain, f"invariant 5: view {view.number} rewrites {number}"
 
     def _rolled_back(self, lineage: bytes, decided_in: int, number: int, until: int) -> bool:
-        """Whether a view up to this one took that round back: a flagged rollback, or one after a
-        power cut behind operations only."""
+        """Whether a view up to this one took that round back: a flagged rollback, or one behind
+        operations only, which nobody in it held (Statements)."""
         later = [v for v in self.rollbacks if v.lineage == lineage]
-        if self.may_lose_operations:
-            later += [v for v in self.views.values() if self._forgets_operations(v, number)]
+        later += [v for v in self.views.values() if self._forgets_operations(v, number)]
         return any(decided_in < v.number <= until and v.base_round < number for v in later)
 
     def _forgets_operations(self, view: View, number: int) -> bool:

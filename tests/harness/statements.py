@@ -11,7 +11,8 @@ at the right moment. Here each word is compared with what is known about who say
   attempt, and all of them for one result;
 - a promise reports the base of its view and rounds that were begun in it, or less, also that of
   a candidate to itself;
-- so does the base of the view that follows, unless that is a fork or a rollback;
+- so does the base of the view that follows, unless that is a fork or a rollback, and nobody who has
+  promised holds more;
 - results and states differ only where a memory has failed, and then only a minority is left out;
 - a coordinator goes by beats of those lives that its view names, of none that is over, and counts
   only what was said by who was synced;
@@ -110,12 +111,24 @@ class Statements:
             self._begins_well(host, message)
         elif kind is ms.Accept and message.ballot.number == 0:
             self._lets_in(host, message.proposal)
+        elif kind is ms.Accept:
+            self._goes_on_from_what_is_held(host, message.proposal)
         elif kind is ms.Commit:
             self._is_backed(host, message, effects)
         elif kind is ms.Promise:
             self._reports_history(host, message)
         elif kind is ms.Resync:
             assert self.bad_memory, f"invariant 3: {host.name} doubts states, which are all right"
+
+    def _goes_on_from_what_is_held(self, host: Host, proposal: View) -> None:
+        election = host.node.election
+        heard = election.candidate.promises if election and election.candidate else {}
+        is_bound = any(promise.accepted_view == proposal for promise in heard.values())
+        if proposal.fork or proposal.rollback or is_bound or proposal.number == 1:
+            return  # founders may have checkpoints of more than one history
+        held = max((p.report.round for p in heard.values() if p.report.holds), default=0)
+        what = f"{host.name} proposes to go on from round {proposal.base_round}"
+        assert held <= proposal.base_round, f"I5: {what}, and somebody holds round {held}"
 
     def _fetches_what_it_lacks(self, host: Host, effects: Sequence[ev.Effect]) -> None:
         own = host.node.follower

@@ -264,7 +264,6 @@ def _carried_out(seed: int, tracing: bool, script: list[Fault] | None) -> Outcom
     for name in NAMES:
         arena.homes[name] = Disk(luck.choice(SYNCS_S))
         arena.homes[name].keeps_rounds = name == NAMES[0] or fate.random() > VOTES_ONLY
-    arena.checker.may_lose_operations = True
     arena.tracing = tracing
     failure = verdict = ""
     try:

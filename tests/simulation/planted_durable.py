@@ -234,7 +234,8 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "operations that others have lost are fetched",
         "member",
-        "        elif not self.unsynced and self._take_back(*base, restarted):\n            return\n",
+        "        elif not self.unsynced and self._take_back(*base, restarted):\n"
+        "            return\n",
         "",
         test=TEST + "operations_that_others_have_lost_are_taken_back_by_name",
     ),

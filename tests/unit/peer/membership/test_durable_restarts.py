@@ -469,7 +469,6 @@ def test_operations_that_others_have_lost_are_taken_back_by_name() -> None:
         cluster = formed("abc")
         cluster.disk_dice = random.Random(seed)
         cluster.call_of = lambda host: Operation(REDUCE, 1000, "sum", "float32")
-        cluster.checker.may_lose_operations = True
         cluster.until_round("abc", 6)
         loads = cluster.host("a").loads
         for name in "bc":
@@ -506,7 +505,6 @@ def test_operations_of_which_a_witness_alone_knows_stop_nobody(seed: int) -> Non
     cluster.form("abw")
     cluster.disk_dice = random.Random(seed)
     cluster.call_of = lambda host: Operation(REDUCE, 1000, "sum", "float32")
-    cluster.checker.may_lose_operations = True
     cluster.until_round("ab", 6)
     for name in "ab":
         cluster.host(name).off = True
