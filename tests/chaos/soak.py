@@ -346,8 +346,8 @@ class Soak:
         if (self.run.peers[name].home / "run.json").exists():
             self.run.again(name)
         else:
-            others = (n for n in NAMES if n != name and self.watch.fresh(n, self.started_s[n]))
-            giver = next(others, None)
+            others = (n for n in NAMES if n != name and n not in self.down)
+            giver = next((n for n in others if self.watch.fresh(n, self.started_s[n])), None)
             if giver is not None:
                 self.run.invite = self.run.peers[giver].invite
             self.run.join(name)
