@@ -247,7 +247,8 @@ class Soak:
         same = {n for a in self.active if a.kind.name == kind.name for n in a.names}
         if same and (kind.single or kind.wide[1]):
             return ()
-        if kind.wide[1] and any(a.kind.wide[1] for a in self.active):
+        # One after the other would leave nobody the time to come back.
+        if kind.wide[1] and (any(a.kind.wide[1] for a in self.active) or len(broken) > BROKEN_MAX):
             return ()
         if kind.name in ("flipped bits in a home", "lost home") and self.forgetful:
             return ()  # what one has forgotten the others hold
