@@ -14,6 +14,7 @@ from atoll.peer.daemon.wiring import Components
 from atoll.peer.membership.events import HandOver, TrainersAsked
 from atoll.peer.membership.view import MEMBERS_MAX, is_quorum, short
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
+from atoll.peer.telemetry.rows import plain_row
 
 
 class AdminService:
@@ -25,6 +26,7 @@ class AdminService:
     def handlers(self) -> dict[str, Handler]:
         return {
             "status": self._status,
+            "rows": self._rows,
             "leave": self._leave,
             "waiting": self._waiting,
             "invite": self._invite,
@@ -35,6 +37,15 @@ class AdminService:
 
     async def _status(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
         return snapshot(self._parts)
+
+    async def _rows(self, client: bytes, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the last rows of all peers (telemetry/rows.py), in the order in which they came.
+
+        Of each peer at most ``last``.
+        """
+        table, last = self._parts.rows.table, max(1, int(arguments.get("last", 1)))
+        found = [plain_row(p, row) for p in table.peers() for row in table.rows(p)[-last:]]
+        return sorted(found, key=lambda row: float(row["unix_s"]))
 
     async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
         asyncio.get_running_loop().call_soon(self._daemon.leave)

@@ -10,7 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -58,6 +66,7 @@ from atoll.peer.rounds.salvage import FetchKept
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.state_sync.messages import ANSWERED_BY_DONORS, ASKED_OF_DONORS, ResultHead
 from atoll.peer.streams.stream import DataStream
+from atoll.peer.telemetry.rows import LinkSeen, RoundRow
 from atoll.peer.vectors.messages import AboutVectors
 
 if TYPE_CHECKING:
@@ -294,6 +303,7 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         parts.round_lines.sum_up()
+        parts.rows.close()
         if parts.checkpointer is not None:
             await parts.checkpointer.close()
         parts.vectors.close()
@@ -303,6 +313,7 @@ class Daemon:
             parts.durability.close()
         await self.host.close()
         parts.ipc_server.close()
+        parts.event_file.close()
 
     # ------------------------------------------------------------ events in, effects out
 
@@ -317,6 +328,8 @@ class Daemon:
             self._moved_on(event)
         elif isinstance(event, ev.HomeRead) and self.parts.durability is not None:
             self.parts.durability.moved_to(event.round, applied=True)
+        if self.node.follower.submissions:
+            self.parts.round_clock.waits_for(self.node.heartbeats.waiting[0])
         if self._on_view is not None:
             self.tell_view(self._on_view)
         if self._timer is not None:
@@ -410,6 +423,7 @@ class Daemon:
             (ASKED_OF_DONORS, self.executor.donor.on_message),
             (ANSWERED_BY_DONORS, self.executor.sync.on_message),
             (AboutVectors, self.parts.vectors.on_message),
+            (RoundRow, self.parts.rows.on_message),
         )
         table: dict[str, Callable[[bytes, Any], None]] = {}
         for kinds, handler in rows:
@@ -550,8 +564,31 @@ class Daemon:
     def tell_trainer(self, effect: ev.TellTrainer) -> None:
         self.parts.trainers.tell(effect)
 
-    def round_committed(self, begin: Begin, took_s: float, takes_part: bool) -> None:
-        self.parts.round_lines.committed(begin, took_s, takes_part=takes_part)
+    def round_committed(self, begin: Begin, took_s: float, tries: int) -> None:
+        parts, takes_part = self.parts, self.node.me.peer in begin.participants
+        submitted_s = parts.trainers.submitted_s(begin.fragment)
+        times = parts.round_clock.committed(time.monotonic(), took_s, submitted_s)
+        parts.round_lines.committed(begin, times, takes_part=takes_part)
+        parts.rows.committed(begin, times, tries, takes_part=takes_part)
+
+    def trainer_figures(self) -> Mapping[str, float]:
+        trainer = self.parts.trainers.trainer
+        return trainer.metrics if trainer is not None else {}
+
+    def links_seen(self) -> tuple[LinkSeen, ...]:
+        view, me = self.node.view, self.node.me.peer
+        others = [peer for peer in view.peers if peer != me] if view is not None else []
+        return tuple(self.parts.monitor.seen(peer) for peer in others)
+
+    def own_rates(self) -> tuple[int, int]:
+        totals = self.parts.monitor.totals()
+        return totals["up_bytes_per_s"], totals["down_bytes_per_s"]
+
+    def standing(self) -> tuple[str, str]:
+        return self.node.phase.value, self.parts.event_log.last_error
+
+    def predicted_s(self) -> float:
+        return self.parts.planner.predicted_s
 
     def sent_for_rounds_bytes(self) -> int:
         return self.host.counts.sent[byte_counts.ROUNDS]

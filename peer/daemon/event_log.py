@@ -17,14 +17,17 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from atoll.collectives.units import listed
 from atoll.peer.daemon.ports import RoundLinesPort
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, plain, short
 from atoll.peer.rounds.entries import INIT
+from atoll.peer.telemetry.rows import RoundTimes
 
 ROUND = "round"  # the kind of the lines about committed rounds
 SUMMED_UP_S = 1.0  # collectives of so long a time have one line: there may be hundreds a second
 NAMES_MAX = 8  # peers that such a line names
+SPENT_MIN_S = 0.05  # what is less would be shown as nothing
 
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
 EVENTS_SHOWN = 20
@@ -53,12 +56,14 @@ ERROR_KINDS = frozenset(
 class EventLog:
     """Keep, print and publish the daemon's events.
 
-    ``publish`` takes every event once trainers and commands are listened to.
+    ``publish`` takes every event once trainers and commands are listened to, ``record`` once there
+    is a file of them.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self.publish: Callable[[dict[str, Any]], None] | None = None
+        self.record: Callable[[dict[str, Any]], None] | None = None  # to the file of events
         self.last_error, self.last_error_unix_s = "", 0.0
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS_KEPT)
         self._history: dict[str, deque[dict[str, Any]]] = {
@@ -89,6 +94,8 @@ class EventLog:
         elif kind in self._history:
             self._remember(kind, text)
         self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text.removeprefix(f'{kind} ')}")
+        if self.record is not None:
+            self.record(event)
         if self.publish is not None:
             self.publish(event)
 
@@ -114,9 +121,9 @@ class EventLog:
 class RoundLines:
     """Write a line for each round that was committed here.
 
-    It says who was in it, how long it took since the one before, what this daemon has sent for
-    rounds meanwhile, and the loss that its trainer has reported. Rounds that are collectives of the
-    trainers' own are summed up, a second of them in one line.
+    It says who was in it, how long it took since the one before and what for, what this daemon has
+    sent for rounds meanwhile, and the loss that its trainer has reported. Rounds that are
+    collectives of the trainers' own are summed up, a second of them in one line.
     """
 
     def __init__(self, daemon: RoundLinesPort) -> None:
@@ -127,16 +134,17 @@ class RoundLines:
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def committed(self, begin: Begin, exchange_s: float, *, takes_part: bool) -> None:
+    def committed(self, begin: Begin, times: RoundTimes, *, takes_part: bool) -> None:
         """Write the line of a round that is over, or count a collective for the next summary.
 
-        ``exchange_s``: seconds since its first BEGIN; ``takes_part``: whether this peer does.
+        ``times``: how it was spent; ``takes_part``: whether this peer does.
         """
         if begin.operation is None:
             self.sum_up()
             what = f"round {begin.round}" + ("  first parameters" if begin.kind == INIT else "")
-            tail = f" (exchange {exchange_s:.1f})" if takes_part else ""
-            self._say(what, begin, exchange_s, tail, with_loss=takes_part and begin.kind != INIT)
+            tail = f" ({spent(times)})" if takes_part else ""
+            with_loss = takes_part and begin.kind != INIT
+            self._say(what, begin, times.exchange_s, tail, with_loss=with_loss)
             return
         self._calls = [self._calls[0] if self._calls else begin, begin]
         self._count += 1
@@ -176,6 +184,16 @@ class RoundLines:
             text += f"  loss {loss:.4g}"
             fields["loss"] = loss
         self._daemon.note(ROUND, text, **fields, sent_bytes=sent)
+
+
+def spent(times: RoundTimes) -> str:
+    """Say how the time of a round was spent, in seconds."""
+    parts = [f"compute {times.compute_s:.1f}"] if times.compute_s >= SPENT_MIN_S else []
+    parts.append(f"exchange {times.exchange_s:.1f}")
+    if times.wait_s >= SPENT_MIN_S:
+        late = f" for {listed([short(peer) for peer in times.waited_for])}"
+        parts.append(f"wait {times.wait_s:.1f}{late if times.waited_for else ''}")
+    return ", ".join(parts)
 
 
 def _when(event: dict[str, Any]) -> float:

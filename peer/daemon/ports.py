@@ -6,7 +6,7 @@ the tests of a component implement its own. What two components ask of each othe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.peer.membership.view import View
     from atoll.peer.net.examination import RunOutline
     from atoll.peer.streams.stream import DataStream
+    from atoll.peer.telemetry.rows import LinkSeen
     from atoll.peer.verify.evidence import Evidence
 
 
@@ -170,8 +171,8 @@ class RoundsPort(Log, Protocol):
     def tell_trainer(self, effect: ev.TellTrainer, /) -> None:
         """Tell the trainer, if there is one, what its submission has come to."""
 
-    def round_committed(self, begin: Begin, took_s: float, takes_part: bool, /) -> None:
-        """Hear that a round is over, how long since its first BEGIN, and whether we were in."""
+    def round_committed(self, begin: Begin, took_s: float, tries: int, /) -> None:
+        """Hear that a round is over, how long since its first BEGIN, and after how many tries."""
 
 
 class CheckpointPort(Log, Protocol):
@@ -240,6 +241,31 @@ class RoundLinesPort(Log, Protocol):
         """Return the loss that the trainer has reported since the last call, if any."""
 
 
+class RowsPort(Messenger, Protocol):
+    """Serve whoever reports rounds to all (telemetry/reporter.py)."""
+
+    def link_peers(self) -> Sequence[bytes]:
+        """Return the peers with a control link."""
+
+    def view(self) -> View | None:
+        """Return the view that this peer is in."""
+
+    def trainer_figures(self) -> Mapping[str, float]:
+        """Return what the trainer has reported; nothing without one."""
+
+    def links_seen(self) -> tuple[LinkSeen, ...]:
+        """Return what was measured of the links to the other members."""
+
+    def own_rates(self) -> tuple[int, int]:
+        """Return what this peer's links carry, up and down, in bytes per second; 0: unknown."""
+
+    def standing(self) -> tuple[str, str]:
+        """Return the phase of this peer, and its last error."""
+
+    def predicted_s(self) -> float:
+        """Return what the plan has promised for the next exchange, in seconds; 0: nothing."""
+
+
 class DaemonPort(
     CheckpointPort,
     DurabilityPort,
@@ -251,6 +277,7 @@ class DaemonPort(
     PlannerPort,
     RoundsPort,
     RoundLinesPort,
+    RowsPort,
     ReconnectPort,
     ReachPort,
     Protocol,

@@ -7,6 +7,7 @@ started again gets a new one, so that a round in progress still reads what was s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,7 @@ class TrainerService:
         self._pids: dict[bytes, int] = {}
         self.trainer: AttachedTrainer | None = None
         self._new_loss: float | None = None  # that no line of the log has shown
+        self._submitted_s: dict[int, float] = {}  # fragment -> when the trainer was done with it
 
     def handlers(self) -> dict[str, Handler]:
         return {
@@ -230,6 +232,7 @@ class TrainerService:
         if not 0 <= weight <= WEIGHT_MAX:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
         trainer.awaiting[fragment] = int(arguments["call"])
+        self._submitted_s[fragment] = time.monotonic()
         self.note_figures(trainer, arguments.get("figures", {}))
         if trainer.submissions is not None:
             trainer.submissions.submit(weight)
@@ -307,6 +310,10 @@ class TrainerService:
             and state.serial == arguments["serial"]  # else the numbers are another state's
             and state.generation[arguments["buffer"]] == arguments["generation"]
         )
+
+    def submitted_s(self, fragment: int) -> float | None:
+        """Return when the trainer has submitted for the round that is over, once; else None."""
+        return self._submitted_s.pop(fragment, None)
 
     def new_loss(self) -> float | None:
         """Return the loss that the trainer has reported since it was asked for last; or None."""

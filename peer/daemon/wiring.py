@@ -32,6 +32,9 @@ from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
+from atoll.peer.telemetry.reporter import RowReporter
+from atoll.peer.telemetry.rows import RoundClock
 from atoll.peer.vectors.server import VectorService
 
 
@@ -83,7 +86,7 @@ class Components:
             files=memory.rounds if memory is not None else None,
         )
         streams = self.executor.streams
-        self.round_lines = RoundLines(daemon)
+        self._report_rounds(me, daemon)
         self.monitor = LinkMonitor(me=me, streams=streams, daemon=daemon, probes=options.probes)
         self.planner = Planner(
             node=self.node,
@@ -108,6 +111,13 @@ class Components:
         )
         self.checkpointer = _checkpointer(home, options, daemon)
         self.durability = _durability(memory, self.executor, daemon)
+
+    def _report_rounds(self, me: bytes, daemon: DaemonPort) -> None:
+        """Make what tells people of events and rounds: lines, the file of events, rows."""
+        self.round_clock, self.round_lines = RoundClock(), RoundLines(daemon)
+        self.event_file = EventFile(self.home.path / EVENTS_FILE, partial(daemon.note, "disk"))
+        self.event_log.record = self.event_file.append
+        self.rows = RowReporter(me, daemon, self.host.counts, self.event_file.append)
 
 
 class HomeSigner:

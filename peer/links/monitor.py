@@ -23,6 +23,7 @@ from atoll.peer.links.prober import READ_PROBE_S, Prober
 from atoll.peer.links.tcp_info import TcpInfo, TcpInterval, Traffic, between, parse
 from atoll.peer.membership.view import REPLICA, View
 from atoll.peer.streams.stream import DataStream
+from atoll.peer.telemetry.rows import LinkSeen, brief
 
 READ_S = 0.25  # between two readings of the counters of all streams; shorter during a probe
 ROW_LOOK_S = 1.0  # between two looks whether somebody is to be told
@@ -116,6 +117,12 @@ class LinkMonitor:
         if link.loss is not None:
             found["loss"] = round(link.loss, 6)
         return found
+
+    def seen(self, peer: bytes) -> LinkSeen:
+        """Return what was measured of the link to a member, as rows tell it."""
+        link, is_local = self.link(peer), self._daemon.is_local(peer)
+        out = link.out if link.out and not is_local else None
+        return LinkSeen(brief(peer), link.rtt_s or None, out, link.loss)
 
     def gaps(self, participants: Collection[bytes], apart: Collection[tuple[int, int]] = ()) -> int:
         """Count the ways between these of which this peer knows no rate, or no round trip.

@@ -106,6 +106,7 @@ class Planner:
         self._gaps_s = float("inf")  # since when there have been gaps ...
         self._said_gaps = False  # ... and whether the log has a line about them
         self._said = ""
+        self.predicted_s = 0.0  # what the last plan promises for an exchange; 0: there is none
         self._paced: set[bytes] = set()  # to whom streams keep to a plan
 
     async def run(self) -> None:
@@ -118,7 +119,7 @@ class Planner:
         node, state, (participants, apart) = self._node, self._replica.state, self._training()
         plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
         if node.view is None or state is None or not plannable or len(participants) < 2:
-            self._made_for, self._gaps_s = (), float("inf")
+            self._made_for, self._gaps_s, self.predicted_s = (), float("inf"), 0.0
             return
         now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))
         made_for = (node.view.lineage, node.view.number, participants, apart, grid, codec)
@@ -173,6 +174,7 @@ class Planner:
         return peers, lead.roster.links.apart(peers)
 
     def _publish(self, plan: RoundPlan) -> None:
+        self.predicted_s = plan.choice.predicted_s
         self._daemon.feed(plan.advice)
         for peer, told in plan.told.items():
             if peer == self._node.me.peer:

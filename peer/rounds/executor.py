@@ -456,7 +456,7 @@ class RoundExecutor:
                 )
         self.last_commit_unix_s = time.time()
         exchange_s = self.last_round_s if run is not None else 0.0
-        self._daemon.round_committed(begin, exchange_s, self.me in begin.participants)
+        self._daemon.round_committed(begin, exchange_s, run.tries if run is not None else 1)
         if run is not None and run.audit is not None and run.before is not None:
             self.audits.committed(run.audit, state.spec, state.manifest, run.before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")

@@ -64,7 +64,7 @@ class Site:
                 feed=self.fed.append,
                 tell_trainer=lambda effect: None,
                 note=self._note,
-                round_committed=lambda begin, took_s, takes_part: None,
+                round_committed=lambda begin, took_s, tries: None,
             ),
             received=home.path / "received",
         )

@@ -97,11 +97,14 @@ class Homes:
     files: list[int] = field(default_factory=list)
 
     def look(self, homes: Iterable[Path]) -> None:
-        """Without what a fault has put there; files may vanish meanwhile."""
+        """Without what a fault has put there, and events, which are bounded by themselves.
+
+        Files may vanish meanwhile.
+        """
         sizes = []
         for path in itertools.chain.from_iterable(home.glob("**/*") for home in homes):
             with contextlib.suppress(OSError):
-                if path.is_file() and path.name != "ballast":
+                if path.is_file() and not path.name.startswith(("ballast", "events.")):
                     sizes.append(path.stat().st_size)
         self.bytes_.append(sum(sizes))
         self.files.append(len(sizes))

@@ -103,9 +103,9 @@ ELSEWHERE = """
     DialledBack AskOutline RunOutline AskRate RateIs AdmissionFile Evidence
 """
 PARTS_OF_MESSAGES = """
-    Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout Member
-    Newcomer Operation Origin Proof ReachAnswer ReachAt Remembered Replayed Report Resultant Reveal
-    Rules Run Shown Statement Terms Verdict View Vote Withholding
+    Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout LinkSeen
+    Member Newcomer Operation Origin Proof ReachAnswer ReachAt Remembered Replayed Report Resultant
+    Reveal Rules Run Shown Statement Terms Verdict View Vote Withholding
 """
 RECORDS = "LedgerCommit LedgerLife LedgerOperations LedgerPromise LedgerReady LedgerView LedgerVote"
 

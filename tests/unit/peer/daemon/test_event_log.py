@@ -21,8 +21,11 @@ from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.view import Member, View, short
 from atoll.peer.rounds.entries import GATHER, INIT, STEP
+from atoll.peer.telemetry.rows import RoundTimes
 
 ME = Member(b"a" * 32, 1)
+SPENT = f"compute 18.0, exchange 3.1, wait 0.2 for {short(b'b' * 32)}"
+TIMES = RoundTimes(21.3, 18.0, 0.16, 3.14, (b"b" * 32,))
 VIEW = View(b"L" * 32, 3, (ME,), ME.peer, 7, b"c" * 32)
 FORK = replace(VIEW, lineage=b"M" * 32, number=4, fork=True)
 BACK = replace(VIEW, number=4, base_round=6, rollback=True)
@@ -144,7 +147,7 @@ class Said:
 
     def commit(self, what: Begin, *, takes_part: bool = True) -> None:
         self.sent_bytes += 1_000_000
-        self.rounds.committed(what, 3.14, takes_part=takes_part)
+        self.rounds.committed(what, TIMES, takes_part=takes_part)
 
 
 def test_a_step_has_a_line_of_its_own() -> None:
@@ -157,10 +160,10 @@ def test_a_step_has_a_line_of_its_own() -> None:
     said.commit(begin(4), takes_part=False)
     first = short(bytes(32))
     assert said.lines[0] == (
-        f"round 1  first parameters  1 peer ({first})  3.1 s (exchange 3.1)  1.0 MB sent"
+        f"round 1  first parameters  1 peer ({first})  3.1 s ({SPENT})  1.0 MB sent"
     )
     assert said.lines[1] == (
-        f"round 2  2 peers ({names})  0.0 s (exchange 3.1)  1.0 MB sent  loss 2.312"
+        f"round 2  2 peers ({names})  0.0 s ({SPENT})  1.0 MB sent  loss 2.312"
     )
     assert " and 2 more)" in said.lines[2]
     assert "loss" not in said.lines[2]

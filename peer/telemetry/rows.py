@@ -1,0 +1,228 @@
+"""Tell all peers what one of them has seen of a round: rows, and the table that each peer has.
+
+Theory. The time from one commit to the next is split, at each peer by itself, by two moments that
+its daemon knows: when its trainer has submitted, and when the round's first BEGIN has come. Before
+the first the trainer computes, between the two the peer waits for others, after the second the
+round is exchanged. Whoever was late then is known to all, because the coordinator says so. Each
+daemon sends the others a *row* of that after a round, so every peer can show the whole run, and all
+of them show the same.
+
+Rows are for people: nothing is decided by them, they are not signed, and one that is lost is
+missed. They are bounded on either side: a peer sends at most one in ROW_EVERY_S, which is of all
+rounds since its last one, and hears no more than that of anybody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from atoll.peer.membership.view import MEMBERS_MAX, short
+from atoll.peer.net.byte_counts import PURPOSES
+from atoll.peer.net.wire import Within, message
+
+ROW_EVERY_S = 1.0  # some rounds take milliseconds; a person reads no more than one in a second
+LINKS_EVERY_S = 30.0  # between two rows that tell of links, which change slowly and take most bytes
+WAITED_FOR_MAX = 4  # peers that a row names; the page has room for no more
+TEXT_CHARACTERS_MAX = 160
+ROWS_KEPT = 240  # of each peer in memory, for `atoll top`; the file has the rest
+PEERS_KEPT = 2 * MEMBERS_MAX  # of whom there are rows: the members, and some that have gone
+FIGURE_MAX = 1e18  # a time in seconds, a count of bytes: beyond it is nonsense, and NaN is beyond
+
+BRIEF_BYTES = 4  # of the name by which people know a peer
+Brief = Annotated[bytes, Within(BRIEF_BYTES, BRIEF_BYTES)]
+Purposes = Annotated[tuple[int, ...], Within(len(PURPOSES), len(PURPOSES))]
+
+
+def brief(peer: bytes) -> bytes:
+    """Return a peer's name for people as bytes: so rows name it."""
+    return bytes.fromhex(short(peer))
+
+
+@message(wire="LinkSeen")
+@dataclass(frozen=True, slots=True)
+class LinkSeen:
+    """Say what a peer has measured of its link to ``peer``; None where nothing is known.
+
+    ``rtt_s``: the least round trip; ``out``: what can be sent, bytes per second; ``loss``: fraction
+    of the bytes that were sent again.
+    """
+
+    peer: Brief
+    rtt_s: float | None = None
+    out: float | None = None
+    loss: float | None = None
+
+    def __post_init__(self) -> None:
+        _check((self.rtt_s, self.out, self.loss))
+
+
+@message(wire="RoundRow")
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """Tell what the sender has seen of the rounds ``first`` to ``last``, which are usually one.
+
+    Times are seconds: ``took_s`` since the commit before ``first``, and of that ``compute_s``,
+    ``wait_s`` and ``exchange_s`` (all rounds together; they are less than ``took_s`` where the peer
+    was idle, and more where training and exchange overlap). ``waited_for``: who was late last.
+    ``sent``, ``received``: bytes since the row before, by byte_counts.PURPOSES. ``up``, ``down``:
+    what the peer's own links have carried, bytes per second. ``peers``: how many took part in
+    ``last``; ``counted``: whether this one did. ``loss``, ``tokens``, ``steps``: what its trainer
+    has reported. ``predicted_s``: what the plan has promised for the exchange; 0: nothing.
+    """
+
+    first: int
+    last: int
+    unix_s: float
+    took_s: float
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    exchange_s: float = 0.0
+    waited_for: Annotated[tuple[Brief, ...], Within(0, WAITED_FOR_MAX)] = ()
+    attempts: int = 1
+    sent: Purposes = (0,) * len(PURPOSES)
+    received: Purposes = (0,) * len(PURPOSES)
+    up: int = 0
+    down: int = 0
+    peers: int = 0
+    counted: bool = False
+    loss: float | None = None
+    tokens: float | None = None
+    steps: float | None = None
+    memory_bytes: int = 0
+    predicted_s: float = 0.0
+    phase: Annotated[str, Within(0, TEXT_CHARACTERS_MAX)] = ""
+    error: Annotated[str, Within(0, 4 * TEXT_CHARACTERS_MAX)] = ""
+    links: Annotated[tuple[LinkSeen, ...], Within(0, MEMBERS_MAX)] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first <= self.last:
+            raise ValueError("a row is of rounds in order")
+        times = (self.unix_s, self.took_s, self.compute_s, self.wait_s, self.exchange_s)
+        counts = (*self.sent, *self.received, self.up, self.down, self.peers, self.attempts)
+        _check((*times, self.predicted_s, self.memory_bytes, *counts))
+        for figure in (self.loss, self.tokens, self.steps):
+            if figure is not None and not -FIGURE_MAX <= figure <= FIGURE_MAX:
+                raise ValueError(f"a trainer's figure is a number, not {figure}")
+
+
+def _check(values: Iterable[float | None]) -> None:
+    for value in values:
+        if value is not None and not 0 <= value <= FIGURE_MAX:
+            raise ValueError(f"a figure of a row is a number from 0 on, not {value}")
+
+
+def plain_row(peer: bytes, row: RoundRow) -> dict[str, Any]:
+    """Return a row as people's programs read it, in plain types: with ``peer`` as its name.
+
+    What is not known or zero is left out, so that a line of the event file stays short.
+    """
+    found: dict[str, Any] = {"unix_s": round(row.unix_s, 3), "kind": "row", "peer": short(peer)}
+    for field in fields(row):
+        value = getattr(row, field.name)
+        if field.name in ("unix_s", "links", "waited_for") or not value:
+            continue
+        found[field.name] = round(value, 4) if type(value) is float else value
+    found |= {"first": row.first, "last": row.last, "took_s": round(row.took_s, 4)}
+    if row.loss is not None:
+        found["loss"] = float(f"{row.loss:.6g}")
+    found["sent"], found["received"] = list(row.sent), list(row.received)
+    if row.waited_for:
+        found["waited_for"] = [name.hex() for name in row.waited_for]
+    if row.links:
+        found["links"] = [
+            {"peer": link.peer.hex(), "rtt_s": link.rtt_s, "out": link.out, "loss": link.loss}
+            for link in row.links
+        ]
+    return found
+
+
+# ---------------------------------------------------------------- what a daemon sees of a round
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Hold how the time from one commit to the next was spent, in seconds."""
+
+    took_s: float
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    exchange_s: float = 0.0
+    waited_for: tuple[bytes, ...] = ()
+
+
+class RoundClock:
+    """Split the time of each round; it knows when the last one was over."""
+
+    def __init__(self) -> None:
+        self._ended_s: float | None = None
+        self._late: tuple[bytes, ...] = ()
+
+    def waits_for(self, late: tuple[bytes, ...]) -> None:
+        """Note whom this peer waits for, which has submitted; the last to be late counts."""
+        if late:
+            self._late = late[:WAITED_FOR_MAX]
+
+    def committed(
+        self, now_s: float, exchange_s: float, submitted_s: float | None = None
+    ) -> RoundTimes:
+        """Return how the time since the last commit was spent, and begin anew.
+
+        ``exchange_s``: since the round's first BEGIN here; ``submitted_s``: when the trainer had
+        submitted, on the clock of ``now_s``; None if it has not.
+        """
+        begun_s = now_s - exchange_s
+        since_s = self._ended_s if self._ended_s is not None else begun_s
+        submitted_s = since_s if submitted_s is None else max(since_s, submitted_s)
+        wait_s = max(0.0, begun_s - submitted_s)
+        late = self._late if wait_s > 0 else ()
+        times = RoundTimes(
+            now_s - since_s, submitted_s - since_s, wait_s, min(exchange_s, now_s - since_s), late
+        )
+        self._ended_s, self._late = now_s, ()
+        return times
+
+
+# ---------------------------------------------------------------- what a peer knows of all
+
+
+class RowTable:
+    """Keep the last rows of each peer, in order; bounded. No clock."""
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, deque[RoundRow]] = {}
+        self._heard_s: dict[bytes, float] = {}
+        self._links: dict[bytes, tuple[LinkSeen, ...]] = {}
+
+    def add(self, peer: bytes, row: RoundRow, now_s: float) -> bool:
+        """Keep a row; return False if it is not wanted: one came a moment ago, or it is an old one.
+
+        A peer that sends more than it may is not heard more often, and nothing else.
+        """
+        if now_s - self._heard_s.get(peer, -math.inf) < ROW_EVERY_S / 2:
+            return False
+        kept = self._rows.pop(peer, None) or deque(maxlen=ROWS_KEPT)
+        kept.append(row)
+        self._rows[peer] = kept  # the last that was heard is the last to be forgotten
+        self._heard_s[peer] = now_s
+        if row.links:
+            self._links[peer] = row.links
+        while len(self._rows) > PEERS_KEPT:
+            gone = next(iter(self._rows))
+            for known in (self._rows, self._heard_s, self._links):
+                known.pop(gone, None)
+        return True
+
+    def rows(self, peer: bytes) -> list[RoundRow]:
+        """Return the last rows of a peer, the oldest first."""
+        return list(self._rows.get(peer, ()))
+
+    def peers(self) -> list[bytes]:
+        return sorted(self._rows)
+
+    def links(self, peer: bytes) -> tuple[LinkSeen, ...]:
+        """Return what a peer has told last of its links."""
+        return self._links.get(peer, ())
