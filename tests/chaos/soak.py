@@ -45,7 +45,9 @@ from harness.soak_stalls import DEAD_S, Stall, Stalls, has_majority, names_of
 from harness.soak_watch import SHORT_S, Homes, Watch
 from harness.wrong_clock import WrongClock
 
+from atoll.collectives.errors import AtollError
 from atoll.peer.checkpoint.reader import candidates, open_latest
+from atoll.peer.client.ipc_client import ask
 
 NAMES = "abcdefgh"
 ELDER = "h"  # killed with all others only: a leak shows in the process that lives longest
@@ -55,6 +57,7 @@ PARAMETERS = 2e5
 INNER_S = 0.15
 LOG_BYTES = 200_000  # of each daemon's life, at least
 TIDY_S = 10.0
+FRESH_S = 1.0  # who has answered so long ago may be asked
 EVERY = 20  # rounds between two checkpoints of a daemon ...
 EVERY_LARGE = 5  # ... whose rounds are so large that twice as many must fit beside two checkpoints
 LARGE = 1e6  # parameters
@@ -347,15 +350,20 @@ class Soak:
         if (self.run.peers[name].home / "run.json").exists():
             self.run.again(name)
         else:
-            others = (n for n in NAMES if n != name and n not in self.down)
-            giver = next((n for n in others if self.watch.fresh(n, self.started_s[n])), None)
-            if giver is not None:
-                self.run.invite = self.run.peers[giver].invite
+            self.run.invite = self.invite_of_others(name) or self.run.invite
             self.run.join(name)
             self.run.trainers[name].kill()
             self.run.trainers[name].ends()
             self.run.train(name, self.parameters, inner_s=INNER_S)
         self.down.discard(name)
+
+    def invite_of_others(self, name: str) -> str:
+        """What somebody else gives out who has answered a moment ago; "" if nobody does now."""
+        for other in NAMES:
+            if other != name and self.watch.fresh(other, time.monotonic() - FRESH_S):
+                with contextlib.suppress(AtollError):  # it has been stopped since
+                    return str(ask(self.run.peers[other].home, "invite"))
+        return ""
 
     def keep_off(self, name: str, *, off: bool) -> None:
         with self.watch.locks[name]:
