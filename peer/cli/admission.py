@@ -143,12 +143,12 @@ def entry_of_up(
     Raises AdmissionError or ConfigError.
     """
     if parsed.authority is None and parsed.invite is None:
-        secret = _secret(parsed.secret_file, record)
+        secret = _secret(parsed.secret, parsed.secret_file, record)
         return Entry(secret, record.authority, record.credential) if record else Entry(secret)
     from atoll.peer.authority.key import parse_id
 
-    if parsed.secret_file:
-        fix = "leave --secret-file out: the secret is in the pass"
+    if parsed.secret_file or parsed.secret:
+        fix = "leave --secret-file and ATOLL_SECRET out: the secret is in the pass"
         raise ConfigError("--secret-file is for runs without an authority", fix=fix)
     authority = parse_id(parsed.authority) if parsed.authority else b""
     if record is not None and authority not in (b"", record.authority):
@@ -196,17 +196,26 @@ def entry_of_join(invite: Invite, home: Home, record: RunRecord | None) -> Entry
     return Entry(invite.secret, invite.authority, credential.encode())
 
 
-def _secret(path: str | None, record: RunRecord | None) -> bytes:
-    if path is None:
+def _secret(given: str | None, path: str | None, record: RunRecord | None) -> bytes:
+    """Return the run's secret: as it is given, in the file at ``path``, of the home, or a new one.
+
+    Raises ConfigError for one that is none, or not that of the home.
+    """
+    if given is not None and path is not None:
+        raise ConfigError("two secrets are given", fix="give --secret-file, or ATOLL_SECRET alone")
+    if given is None and path is None:
         return record.secret if record is not None else secrets.token_bytes(SECRET_BYTES)
+    name = path or "ATOLL_SECRET (or `secret` in atoll.toml)"
     try:
-        secret = bytes.fromhex(Path(path).read_text("ascii").strip())
-    except ValueError as error:
-        raise ConfigError(f"{path} does not hold a secret", fix="make one: atoll secret") from error
+        text = Path(path).read_text("ascii") if path is not None else given or ""
+        secret = bytes.fromhex(text.strip())
+    except ValueError:
+        # `from None`: the cause's message could quote the secret.
+        raise ConfigError(f"{name} does not hold a secret", fix="make one: atoll secret") from None
     if len(secret) != SECRET_BYTES:
-        what = f"{path} holds {len(secret)} bytes, not {SECRET_BYTES}"
+        what = f"{name} holds {len(secret)} bytes, not {SECRET_BYTES}"
         raise ConfigError(what, fix="make one: atoll secret")
     if record is not None and record.secret != secret:
-        fix = "leave --secret-file out, or use another --home"
-        raise ConfigError(f"{path} is not the secret that this home has for its run", fix=fix)
+        fix = "leave it out, or use another --home"
+        raise ConfigError(f"{name} is not the secret that this home has for its run", fix=fix)
     return secret

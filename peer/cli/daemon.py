@@ -24,6 +24,10 @@ from atoll.peer.cli.admission import (
     given_invite,
 )
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
+from atoll.peer.cli.launchers import LAUNCHERS
+from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
+from atoll.peer.cli.service_manager import ServiceManager
+from atoll.peer.cli.settings import Parser, SecretAction
 from atoll.peer.durable import DURABLE, LEDGER, OFF, ROUNDS
 from atoll.peer.membership.view import (
     ARCHIVE,
@@ -39,7 +43,7 @@ from atoll.peer.membership.view import (
     short,
 )
 from atoll.peer.net.identity import Home, default_home
-from atoll.peer.net.invite import check_run_name, format_address, parse_address
+from atoll.peer.net.invite import DEFAULT_PORT, check_run_name, format_address, parse_address
 from atoll.peer.streams.congestion import AUTO, BBR, CUBIC, check
 
 if TYPE_CHECKING:
@@ -48,7 +52,6 @@ if TYPE_CHECKING:
     from atoll.peer.daemon.options import DaemonOptions
 
 
-DEFAULT_PORT = 29600
 INTERRUPTED = 130
 
 
@@ -62,7 +65,7 @@ def trainer_count(text: str) -> int:
     return int(text)
 
 
-def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
+def add_daemon_verbs(verbs: Any) -> tuple[Parser, ...]:
     up = verbs.add_parser(
         "up",
         help="start this machine's peer; the first one founds the run",
@@ -78,6 +81,8 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
     for verb in (join, follow):
         verb.add_argument(
             "address",
+            action=SecretAction,
+            in_file="invite-file",
             nargs="?",
             metavar="INVITE",
             help="what `atoll invite` prints on a member; - reads it from standard input",
@@ -85,6 +90,12 @@ def add_daemon_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
         verb.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
     for verb in (up, join, follow):
         verb.add_argument("--verbose", action="store_true", help="print limits of the process too")
+        verb.add_argument(
+            "--log",
+            metavar="FILE",
+            help=f"write the lines to this file too; {LOG_FILES} files of {LOG_BYTES_MAX >> 20} MiB"
+            " at most: FILE, FILE.1, ...",
+        )
         verb.add_argument(
             "--listen",
             metavar="HOST:PORT",
@@ -136,6 +147,20 @@ def _add_founding_options(up: argparse.ArgumentParser) -> None:
     together.add_argument("--expect", type=int, metavar="N", help="founders, this one included")
     together.add_argument("--peers", metavar="A,B,...", help="their addresses, HOST:PORT each")
     together.add_argument("--secret-file", metavar="FILE", help="what `atoll secret` has printed")
+    together.add_argument(
+        "--secret",
+        action=SecretAction,
+        in_file="secret-file",
+        metavar="HEX",
+        help="that itself, and not here, where all users see it: in ATOLL_SECRET or in atoll.toml",
+    )
+    together.add_argument(
+        "--from",
+        dest="launcher",
+        choices=LAUNCHERS,
+        help="take the run's name, --expect, --peers and --advertise from the environment of a job:"
+        " of Slurm, of a StatefulSet of Kubernetes, or of SkyPilot",
+    )
     loss = up.add_argument_group("when nobody of the run is left")
     loss.add_argument("--resume", metavar="PATH", help="go on from this checkpoint or folder")
     loss.add_argument("--force-new-lineage", action="store_true", help="begin anew, without state")
@@ -181,7 +206,7 @@ def _stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
 
 
 def _up(parsed: argparse.Namespace) -> int:
-    run, log = check_run_name(parsed.run), _Log()
+    run, log = check_run_name(parsed.run), _Log(parsed.log)
     listed = _founders(parsed)
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
@@ -195,14 +220,20 @@ def _up(parsed: argparse.Namespace) -> int:
         known = record.known if record is not None else ()
         others = known[:-1]
         if parsed.resume:
-            given = record or parsed.secret_file or parsed.invite
+            given = record or parsed.secret_file or parsed.secret or parsed.invite
             loaded = _load(parsed.resume, run, entry.secret if given else None, log)
             return _start(home, parsed, run, entry, others, log, resume=loaded, found=True)
         if parsed.force_new_lineage or not known:
             _refuse_to_overlook(parsed, run)
+            if parsed.launcher and listed and parsed.advertise not in listed:
+                return _start(home, parsed, run, entry, listed, log)  # the job has grown
             how: dict[str, Any] = {"found": not listed, "founders": listed}
             return _start(home, parsed, run, entry, listed, log, **how)
-        return _start(home, parsed, run, entry, others, log, returns=True)
+        # Where the founders are now, which may be elsewhere than they were.
+        own = (*known[-1:], parsed.advertise)
+        now = (address for address in listed if address not in own)
+        contacts = tuple(dict.fromkeys((*others, *now)))
+        return _start(home, parsed, run, entry, contacts, log, returns=True)
 
 
 def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -231,8 +262,11 @@ def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
         raise ConfigError(f"--expect {parsed.expect}, but --peers has {len(listed)}", fix=fix)
     if parsed.expect < 2:
         raise ConfigError("founding together takes two", fix="leave --expect and --peers out")
-    if not (parsed.secret_file or parsed.invite):
-        fix = "make one with `atoll secret > FILE`, copy it to all, and give --secret-file FILE"
+    if not (parsed.secret_file or parsed.secret or parsed.invite):
+        fix = (
+            "make one with `(umask 077; atoll secret > FILE)`, let all have it, and give"
+            " --secret-file FILE, or set ATOLL_SECRET"
+        )
         raise ConfigError("the founders need one secret in common", fix=fix)
     return listed
 
@@ -268,7 +302,7 @@ def _load(path: str, run: str, secret: bytes | None, log: _Log) -> LoadedCheckpo
 
 
 def _join(parsed: argparse.Namespace) -> int:
-    invite, log = given_invite(parsed), _Log()
+    invite, log = given_invite(parsed), _Log(parsed.log)
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
         entry = entry_of_join(invite, home, record)
@@ -358,6 +392,7 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     if options.returns and not options.contacts and not remembers:
         raise _lost_run(options.run)
     daemon = Daemon(home, options, log.say, memory)
+    manager = ServiceManager(os.environ, log.say)
     interrupts = 0
 
     def interrupt() -> None:
@@ -365,6 +400,7 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
         interrupts += 1
         if interrupts > 1:
             os._exit(INTERRUPTED)  # asked twice: at once
+        manager.stopping()
         daemon.leave()
 
     faulthandler.register(signal.SIGUSR1)  # where do its threads stand? `kill -USR1 PID` shows it
@@ -381,6 +417,7 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
         log.begin(first, f"  this is {own}, home {home.path}", here)
 
     def ready() -> None:
+        manager.ready()
         if options.founders or (options.found and daemon.node.view is not None):
             told = (f"  home {home.path}", f"  {who_can_join(daemon.advertised())}", here)
             log.begin(*_how_to_join(daemon), *told)
@@ -480,24 +517,44 @@ class _Log:
     What there is to say before that line waits for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str | None = None) -> None:
+        """Print to standard output, and to a file at ``path``. Raises ConfigError for none."""
         self._held: list[str] | None = []
+        self._file_works = True
+        try:
+            self._file = LogFile(Path(path).expanduser().absolute()) if path else None
+        except OSError as error:
+            what = f"--log {path} cannot be written: {error.strerror or error}"
+            raise ConfigError(what, fix="choose another file, in a folder that is there") from error
 
     def say(self, line: str) -> None:
         if self._held is not None:
             self._held.append(line)
         else:
-            _print(line)
+            self._write(line)
 
     def begin(self, *first: str) -> None:
         """Print ``first``, then what has waited, and from now on each line at once."""
         held, self._held = self._held or [], None
         for line in (*first, *held):
-            _print(line)
+            self._write(line)
 
     def begin_if_silent(self, first: str) -> None:
         if self._held is not None:
             self.begin(first)
+
+    def _write(self, line: str) -> None:
+        _print(line)
+        if self._file is None:
+            return
+        try:
+            self._file.write(line)
+        except OSError as error:
+            if self._file_works:
+                _print(f"--log: {error.strerror or error}; each line is tried again")
+            self._file_works = False
+        else:
+            self._file_works = True
 
 
 def _print(line: str) -> None:

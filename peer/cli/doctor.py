@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.peer.cli.admission import given_invite
-from atoll.peer.cli.daemon import DEFAULT_PORT
+from atoll.peer.cli.settings import SecretAction
 from atoll.peer.net.identity import default_home
-from atoll.peer.net.invite import parse_address
+from atoll.peer.net.invite import DEFAULT_PORT, parse_address
 
 # A machine of today holds no larger model, and the figure is a typing mistake (optim/manifest.py).
 PARAMETERS_MAX: Final = 1 << 40
@@ -31,6 +31,8 @@ def add_doctor_verb(verbs: Any) -> argparse.ArgumentParser:
     )
     doctor.add_argument(
         "address",
+        action=SecretAction,
+        in_file="invite-file",
         nargs="?",
         metavar="INVITE",
         help="what `atoll invite` prints on a member; none: look at this machine alone",

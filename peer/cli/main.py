@@ -26,10 +26,12 @@ from atoll.collectives.version import VERSION
 from atoll.peer.cli.admission import hide_invites
 from atoll.peer.cli.authority import add_authority_verbs
 from atoll.peer.cli.checkpoint import add_checkpoint_verbs
+from atoll.peer.cli.config import add_config_verb
 from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli.doctor import add_doctor_verb
 from atoll.peer.cli.lab import add_lab_verb
 from atoll.peer.cli.running import add_running_verbs, show_status
+from atoll.peer.cli.settings import FILE, Parser, Settings, let_settings
 from atoll.peer.cli.verify import add_verify_verb
 from atoll.peer.net.hello import PROTOCOL_MAX
 from atoll.peer.net.invite import SECRET_BYTES
@@ -39,9 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run the command and return its exit code."""
     if arguments is None:
         hide_invites()
-    parsed = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = parsed.command
+    command: Callable[[argparse.Namespace], int] | None = None
     try:
+        parsed = _parser().parse_args(arguments)
+        for hint in getattr(parsed, "settings", Settings()).hints:
+            print(hint, file=sys.stderr)
+        command = parsed.command
         return command(parsed)
     except AtollError as error:
         print(error, file=sys.stderr)
@@ -58,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="atoll", description="Train one PyTorch model on machines joined by the internet."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="of atoll and its protocol")
@@ -68,8 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     running = add_running_verbs(verbs)
     told = add_authority_verbs(verbs)
     doctor = add_doctor_verb(verbs)
-    for verb in (*daemons, *running, *told, doctor):
+    config = add_config_verb(verbs, daemons)
+    for verb in (*daemons, *running, *told, doctor, config):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
+        verb.add_argument(
+            "--config", metavar="FILE", help=f"options; default ./{FILE}, or {FILE} in the home"
+        )
 
     secret = verbs.add_parser("secret", help="make a run secret for `atoll up --secret-file`")
     secret.set_defaults(command=_secret)
@@ -89,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--no-chaos", action="store_true", help="kill nobody")
     demo.add_argument("--plain", action="store_true", help="lines instead of the live view")
     demo.set_defaults(command=_demo)
+    let_settings(parser, apart=config)  # which looks at those of others
     return parser
 
 

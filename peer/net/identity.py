@@ -142,7 +142,7 @@ class Home:
         """
         path = self.path / "run.json"
         try:
-            _refuse_wide_mode(path)
+            refuse_wide_mode(path)
             with path.open("rb") as file:
                 document = json.loads(file.read(_RECORD_BYTES_MAX))
             return _record(document)
@@ -280,7 +280,7 @@ def load_key(path: Path) -> Ed25519PrivateKey:
 
     Raises FileNotFoundError; ConfigError if others can read the file, or it is no key.
     """
-    _refuse_wide_mode(path)
+    refuse_wide_mode(path)
     with path.open("rb") as file:
         seed = file.read(PEER_ID_BYTES + 1)
     if len(seed) != PEER_ID_BYTES:
@@ -300,7 +300,8 @@ def _load_or_make_key(path: Path) -> Ed25519PrivateKey:
         return key
 
 
-def _refuse_wide_mode(path: Path) -> None:
+def refuse_wide_mode(path: Path) -> None:
+    """Raise ConfigError for a file with a secret in it that other users may read."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
         raise ConfigError(

@@ -31,6 +31,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.membership.signatures import KEY_BYTES
 
 SECRET_BYTES = 32
+DEFAULT_PORT = 29600  # of every peer, unless --listen says another
 # 64 bits: found by chance never, by search only at a cost that the secret makes pointless.
 FINGERPRINT_BYTES = 8
 VERSION = 1
@@ -44,6 +45,7 @@ _BODY_BYTES = 1 + FINGERPRINT_BYTES + SECRET_BYTES
 _GRANT_AT = 1 + SECRET_BYTES + KEY_BYTES + SEED_BYTES
 _BODY_BYTES_MAX = 1 << 10  # twice what the longest grant takes
 _HOST_CHARACTERS_MAX = 253  # RFC 1035: the longest name that DNS can hold
+_TOKEN = re.compile(rf"({_SCHEME}[^\s#]*#)\S+")
 _FIX = "copy the whole `atoll join` line that was printed, with the part after #"
 
 
@@ -99,6 +101,11 @@ class Invite:
         secret, rest = body[1 : 1 + SECRET_BYTES], body[1 + SECRET_BYTES : _GRANT_AT]
         authority, seed = rest[:KEY_BYTES], rest[KEY_BYTES:]
         return cls(host, port, run, b"", secret, authority, body[_GRANT_AT:], seed)
+
+
+def without_token(text: str) -> str:
+    """Return a text with every invite in it cut off where its secret begins."""
+    return _TOKEN.sub(r"\1...", text)
 
 
 def fingerprint_of(peer_id: bytes) -> bytes:
