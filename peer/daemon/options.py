@@ -43,6 +43,8 @@ class DaemonOptions:
     plain_streams: bool = False  # data without encryption, where the other side wants that too
     congestion: str = AUTO  # the control of what data streams send
     probes: bool = True  # links are measured by probes, and not by rounds alone
+    keeps_place: bool = False  # on SIGTERM, as one that was killed does; else it leaves
+    secret_given: bool = False  # by the user: it is not to stand in the log, in an invite
     verbose: bool = False  # say in the log which limits the process has
     per_address: int | None = None  # peers of one IP address; 0: any number; None: as is usual
     authority: bytes = b""  # public key of who decides about admission; none: the secret does

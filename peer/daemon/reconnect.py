@@ -24,7 +24,7 @@ from atoll.peer.links.tcp_info import silence_s
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.net.dial import SECRET, UNREACHED
+from atoll.peer.net.dial import IDENTITY, SECRET, UNREACHED
 from atoll.peer.net.identity import Home
 from atoll.peer.streams.manager import Streams
 
@@ -68,6 +68,10 @@ class KnownAddresses:
             known = (*known, *self._options.contacts)
         own = self._node.me.address
         return tuple(address for address in dict.fromkeys(known) if address != own)
+
+    def given(self) -> tuple[str, ...]:
+        """Return where the run is now, as whoever has started this peer again says."""
+        return self._options.contacts if self._options.returns else ()
 
     def seeks(self) -> bool:
         """Return whether there may be others of the run that no view names."""
@@ -170,10 +174,7 @@ class Reconnector:
             self._replace_silent()
             linked = self._host.link_peers()
             if view is not None:
-                for member in view.members:
-                    if member.peer != self._host.peer_id and member.peer not in linked:
-                        most_s = REDIAL_MEMBER_MAX_S
-                        self.dial(member.peer, member.address, most_s=most_s)
+                self._dial_members(view, addresses.given())
                 if not linked and (refusal := self._refused_by_run(view)) is not None:
                     self._daemon.stop(refusal)
             if addresses.seeks() or (view is None and not linked):
@@ -182,6 +183,25 @@ class Reconnector:
                     most_s = REDIAL_MEMBER_MAX_S if address in members else REDIAL_MAX_S
                     self.dial(None, address, most_s=most_s)
             await asyncio.sleep(REDIAL_S)
+
+    def _dial_members(self, view: View, given: Sequence[str]) -> None:
+        """Dial the members without a link; those that have moved, at addresses that are ``given``.
+
+        Whoever answers there says who it is. So does another peer at the old address of a member:
+        machines that were started again together may have each other's.
+        """
+        linked, most_s = self._host.link_peers(), REDIAL_MEMBER_MAX_S
+        missing = [m for m in view.members if m.peer not in {*linked, self._host.peer_id}]
+        for member in missing:
+            failed = self._failed.get(member.address)
+            if failed is None or failed.stage != IDENTITY:
+                self.dial(member.peer, member.address, most_s=most_s)
+            elif self.unanswered([member.address]):
+                self.dial(None, member.address, most_s=most_s)
+        former = {member.address for member in view.members}
+        for address in self.unanswered(given) if missing else ():
+            if address not in former:
+                self.dial(None, address, most_s=most_s)
 
     def _replace_silent(self) -> None:
         """Dial again, and end data streams, where nothing gets through any more.

@@ -221,3 +221,19 @@ def test_probes_are_sent_unless_the_user_wants_none(
         start(tmp_path / f"{number}", *line)
         start(tmp_path / f"{number}", *line, "--probes", "off")
         assert [options.probes for options in started[-2:]] == [True, False]
+
+
+def test_sigterm_means_to_leave_unless_the_place_is_to_be_kept(
+    tmp_path: Path, started: list[DaemonOptions]
+) -> None:
+    start(tmp_path / "a", "up", "--run", "demo")
+    start(tmp_path / "b", "up", "--run", "demo", "--on-term", "keep")
+    assert [options.keeps_place for options in started] == [False, True]
+
+
+def test_a_secret_that_was_given_is_not_printed_in_an_invite(
+    tmp_path: Path, started: list[DaemonOptions]
+) -> None:
+    start(tmp_path / "a", "up", "--run", "demo")
+    start(tmp_path / "b", "up", "--run", "demo", "--secret-file", secret_file(tmp_path))
+    assert [options.secret_given for options in started] == [False, True]
