@@ -130,7 +130,7 @@ def add_admission_options(up: Any) -> None:
     admission.add_argument(
         "--pass",
         dest="invite",
-        metavar="INVITE",
+        metavar="FILE",
         help="a file with what the authority gave this peer, or - for standard input",
     )
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from atoll.collectives.errors import ConfigError
@@ -32,11 +31,13 @@ def add_config_verb(verbs: Any, daemons: Sequence[Parser]) -> Parser:
         metavar="COMMAND",
         help="up, for example, with its options if you like; none: all that start a peer",
     )
-    config.set_defaults(command=partial(_config, verbs, daemons))
+    config.set_defaults(command=show_config, verbs=verbs, daemons=daemons)
     return config
 
 
-def _config(verbs: Any, daemons: Sequence[Parser], parsed: argparse.Namespace) -> int:
+def show_config(parsed: argparse.Namespace) -> int:
+    """Print what a line would be started with. Raises ConfigError for an unknown command."""
+    verbs = parsed.verbs
     flags = {"--home": parsed.home, "--config": parsed.config}
     given = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
     if parsed.line:
@@ -47,7 +48,7 @@ def _config(verbs: Any, daemons: Sequence[Parser], parsed: argparse.Namespace) -
             raise ConfigError(f"{command[:80]} has no options in a file", fix=fix)
         found = [parser.settings_of([*given, *words])]
     else:
-        found = [daemon.settings_of(given) for daemon in daemons]
+        found = [daemon.settings_of(given) for daemon in parsed.daemons]
     for hint in found[0].hints:
         print(hint, file=sys.stderr)
     options = {name: setting for part in found for name, setting in part.options.items()}

@@ -26,7 +26,7 @@ from atoll.collectives.version import VERSION
 from atoll.peer.cli.admission import hide_invites
 from atoll.peer.cli.authority import add_authority_verbs
 from atoll.peer.cli.checkpoint import add_checkpoint_verbs
-from atoll.peer.cli.config import add_config_verb
+from atoll.peer.cli.config import add_config_verb, show_config
 from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli.doctor import add_doctor_verb
 from atoll.peer.cli.lab import add_lab_verb
@@ -54,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and command in (show_status, _example):  # ... | head
+        if isinstance(error, BrokenPipeError) and command in (
+            show_status,
+            show_config,
+            _example,
+        ):  # ... | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         broken = ConfigError(f"{error.strerror or error} ({error.filename or 'no file named'})")

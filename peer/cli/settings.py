@@ -303,13 +303,14 @@ def _of_file(
         where = f"{path}:{_line_of(key, text)}"
         if key not in known or key == "config":
             raise _unknown(key, raw, where, known)
-        value = from_toml(known[key], raw, where)
-        if is_secret(known[key], value):
+        action = actions.get(key, known[key])
+        value = from_toml(action, raw, where)
+        if is_secret(action, value):
             refuse_wide_mode(path)
-        if isinstance(value, str) and known[key].metavar in _PATHS:
+        if action.metavar in _PATHS and value != "-" and "://" not in value:
             value = str(path.parent / Path(value).expanduser())
         if key in actions:
-            found[key] = Setting(value, IN_FILE, where, is_secret(actions[key], value))
+            found[key] = Setting(value, IN_FILE, where, is_secret(action, value))
     return found
 
 

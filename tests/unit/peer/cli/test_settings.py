@@ -153,11 +153,12 @@ def test_the_file_is_the_chosen_one_or_here_or_in_the_home(
     (tmp_path / "home").mkdir()
     places = tmp_path / "home" / FILE, folder / FILE, tmp_path / "chosen.toml"
     for number, path in enumerate(places):
-        path.write_text(f'run = "run-{number}"\ncheckpoint = "kept"\n')
+        path.write_text(f'run = "run-{number}"\ncheckpoint = "kept"\npass = "-"\n')
         line = ("--config", str(path)) if path.name == "chosen.toml" else ()
         found = config(capsys, "up", *line)
         assert found["run"]["value"] == f"run-{number}"
         assert found["checkpoint"]["value"] == str(path.parent / "kept")  # beside the file
+        assert found["pass"]["value"] == "-"  # standard input
 
 
 def test_the_home_may_stand_in_the_file_and_all_commands_look_there(
