@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.caps.caps import UNCAPPED, CapOptions
 from atoll.peer.durable import OFF
 from atoll.peer.membership.events import Found
 from atoll.peer.membership.messages import BootstrapConfig
@@ -42,6 +43,7 @@ class DaemonOptions:
     every: int = 10  # rounds between two checkpoints of this peer
     plain_streams: bool = False  # data without encryption, where the other side wants that too
     congestion: str = AUTO  # the control of what data streams send
+    caps: CapOptions = UNCAPPED  # how much may be sent and received
     probes: bool = True  # links are measured by probes, and not by rounds alone
     verbose: bool = False  # say in the log which limits the process has
     per_address: int | None = None  # peers of one IP address; 0: any number; None: as is usual
