@@ -45,10 +45,15 @@ TURN_LOOK_S: Final = 0.25
 CONTROL_SHARE: Final = 0.03
 COUNT_FILE: Final = "traffic.json"
 COUNT_FILE_BYTES_MAX: Final = 4096
+# What is said of a step, by direction; that others get no state saves nothing on the way down.
+NO_PROBES_TEXT: Final = "no more probes are sent or taken today; rounds measure the links"
+SPREAD_TEXT: Final = "what is left is spread over the rest of the day, so rounds are slower"
 WORDS: Final = {
-    Step.NO_PROBES: "no more probes are sent or taken today; rounds measure the links",
-    Step.NO_STATE: "others get no state from this peer until midnight; rounds go on",
-    Step.SPREAD: "what is left is spread over the rest of the day, so rounds are slower",
+    ("up", Step.NO_PROBES): NO_PROBES_TEXT,
+    ("up", Step.NO_STATE): "others get no state from this peer until midnight; rounds go on",
+    ("up", Step.SPREAD): SPREAD_TEXT,
+    ("down", Step.NO_PROBES): NO_PROBES_TEXT,
+    ("down", Step.SPREAD): SPREAD_TEXT,
 }
 
 
@@ -208,7 +213,7 @@ class Caps:
             self.look(connections())
             if time.monotonic() - saved_s >= SAVE_S:
                 saved_s = time.monotonic()
-                self._wrote(await asyncio.to_thread(self._write))
+                self._wrote(await asyncio.to_thread(self._write, self._count()))
 
     def look(self, connections: Iterable[Measured]) -> None:
         """Charge what the kernel has added to payload, and keep to the hour and the budget."""
@@ -226,15 +231,18 @@ class Caps:
 
     def save(self) -> None:
         """Write the day's count to the home. What cannot be written is said once, and kept here."""
-        self._wrote(self._write())
+        self._wrote(self._write(self._count()))
 
     # ------------------------------------------------------------ inside
 
-    def _write(self) -> str:
-        """Write the day's count, in any thread; return why it cannot be, or ""."""
+    def _count(self) -> bytes:
         count = {f"{name}_bytes": moved for name, moved in self.today().items()}
+        return json.dumps({"day": self._day, **count}).encode()
+
+    def _write(self, count: bytes) -> str:
+        """Write the day's count, in any thread; return why it cannot be, or ""."""
         try:
-            write_atomic(self._path, json.dumps({"day": self._day, **count}).encode())
+            write_atomic(self._path, count)
         except OSError as error:
             return error.strerror or str(error)
         return ""
@@ -271,10 +279,11 @@ class Caps:
         if usual != usual_before:
             self._note(f"{name}: {describe_rate(usual)} from now on, as --{name}-mbit says")
         budget = cap.asked.budget
-        if budget and cap.step > step_before:
+        words = WORDS.get((name, cap.step), "")
+        if budget and cap.step > step_before and words:
             used = f"{size(spent)} of {size(budget.bytes)} for today are used"
             slow = f" ({rate(cap.bytes_per_s)} now)" if cap.step is Step.SPREAD else ""
-            self._note(f"{name}: {used}: {WORDS[cap.step]}{slow}")
+            self._note(f"{name}: {used}: {words}{slow}")
         elif cap.step < step_before:
             self._note(f"{name}: a new day: nothing is held back any more")
 

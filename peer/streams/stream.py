@@ -283,7 +283,9 @@ class DataStream(abc.ABC):
             parts = views[: -PARTS_MAX - 1 : -1]
             granted = count = 0
             if cap is not None:
-                granted, waited_s = self._granted(cap, len(views[-1]), self._purpose)
+                # What a round waits for is as urgent as the round.
+                purpose = ROUNDS if self._turns.holds_up_a_round else self._purpose
+                granted, waited_s = self._granted(cap, len(views[-1]), purpose)
                 moved_s += waited_s
                 parts = [views[-1][:granted]]
             try:

@@ -211,6 +211,18 @@ def test_a_budget_stops_probes_then_state_and_slows_rounds_and_says_each_once(
     assert office.said[3:] == ["up: a new day: nothing is held back any more"]
 
 
+def test_on_the_way_down_state_for_others_costs_nothing(tmp_path: Path) -> None:
+    options = CapOptions(down=Direction(budget=DayBudget(DAY_BYTES)))
+    office = Office(tmp_path, options)
+    for spent, lines in ((80, 1), (10, 1), (5, 2)):
+        office.caps.down.charge(spent * 1_000_000_000)
+        office.at(NOON)
+        assert len(office.said) == lines
+    assert not office.caps.allows_probes
+    assert not office.caps.refuses_state()
+    assert office.caps.down.bytes_per_s == pytest.approx(5e9 / 43_200)
+
+
 def test_the_slower_of_hour_and_budget_holds(tmp_path: Path) -> None:
     office = Office(tmp_path, capped("1", DAY_BYTES))
     office.caps.up.charge(round(0.951 * DAY_BYTES))
