@@ -128,6 +128,15 @@ class Cap:
             self.moved_bytes += count
             self._bucket.charge(count, self._clock())
 
+    async def room(self) -> None:
+        """Return when nothing is owed: for an event loop that is to move a piece and be charged."""
+        while (owed_s := self._owed_s()) > 0:  # noqa: ASYNC110  # threads take it meanwhile
+            await asyncio.sleep(owed_s)
+
+    def _owed_s(self) -> float:
+        with self._changed:
+            return self._bucket.owed_s(self._clock())
+
     def wake(self) -> None:
         """Let all that wait look whether their stream was closed."""
         with self._changed:

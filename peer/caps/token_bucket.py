@@ -57,6 +57,11 @@ class TokenBucket:
         debt_bytes = self.bytes_per_s * DEBT_S_MAX
         self._level = min(max(self._level - count, -debt_bytes), self.burst_bytes)
 
+    def owed_s(self, now_s: float) -> float:
+        """Return how long it takes to make good for what was charged."""
+        self._fill(now_s)
+        return max(0.0, -self._level) / self.bytes_per_s
+
     def ask(self, urgency: int, now_s: float) -> int:
         """Return a ticket with which to ``take`` a piece; the smaller ``urgency`` goes first."""
         self._tickets += 1
