@@ -9,7 +9,8 @@ of its namespace in /proc/net/dev, which has packets with the headers of IP and 
 TUN device, and has none of Ethernet.
 
 - ``rounds``: trainers hand in at once, so a round is an exchange, and the caps are what limits it;
-- ``serve``: rounds rest, and a newcomer loads the state while the capped peer and the others serve;
+- ``serve``: rounds rest, and a newcomer loads the state from the capped peer and the others, whose
+  uplinks have the rate of the cap here, so that it takes its part;
 - ``load``: the capped peer is the newcomer, and loads the state while rounds of the others rest.
 """
 
@@ -132,6 +133,8 @@ def measure(phase: str, chosen: argparse.Namespace) -> None:
                 time.sleep(chosen.seconds)
             rounds = run.peers[capped].status()["round"] - began
         else:
+            for host in (0, 1) if phase == "serve" else ():
+                lab.set_rate(host, up=chosen.up)
             watch = transfer(run, lab, elements, newcomer="d" if phase == "serve" else capped)
         line = "\n".join(
             line for line in text_of(run, capped).splitlines() if line.startswith(("caps", "plan"))
