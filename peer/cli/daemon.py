@@ -23,6 +23,7 @@ from atoll.peer.cli.admission import (
     entry_of_up,
     given_invite,
 )
+from atoll.peer.cli.caps import add_cap_options, cap_options
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
 from atoll.peer.cli.launchers import LAUNCHERS
 from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
@@ -195,6 +196,7 @@ def _add_stream_options(verb: argparse.ArgumentParser) -> None:
         f" {BBR} over a network, if the kernel has it, {CUBIC} within this machine and wherever"
         " a plan keeps a stream to its pace and nothing is lost",
     )
+    add_cap_options(verb)
     verb.add_argument(
         "--probes",
         choices=("on", "off"),
@@ -213,6 +215,7 @@ def _stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
         "plain_streams": parsed.plain_streams,
         "congestion": check(parsed.congestion),
         "probes": parsed.probes == "on",
+        "caps": cap_options(parsed),
     }
 
 

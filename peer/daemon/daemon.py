@@ -136,6 +136,8 @@ class Daemon:
             self.spawn(self.executor.run())
             if parts.durability is not None:
                 self.spawn(parts.durability.run())
+            if parts.caps is not None:
+                self.spawn(parts.caps.run(parts.connections))
             self.spawn(parts.monitor.run())
             self.spawn(parts.planner.run())
             self.spawn(parts.reach.run())
@@ -312,6 +314,8 @@ class Daemon:
         if parts.durability is not None:
             parts.durability.close()
         await self.host.close()
+        if parts.caps is not None:
+            parts.caps.save()
         parts.ipc_server.close()
         parts.event_file.close()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.caps.caps import UNCAPPED, CapOptions
 from atoll.peer.durable import OFF
 from atoll.peer.membership.events import Found
 from atoll.peer.membership.messages import BootstrapConfig
@@ -42,6 +43,7 @@ class DaemonOptions:
     every: int = 10  # rounds between two checkpoints of this peer
     plain_streams: bool = False  # data without encryption, where the other side wants that too
     congestion: str = AUTO  # the control of what data streams send
+    caps: CapOptions = UNCAPPED  # how much may be sent and received
     probes: bool = True  # links are measured by probes, and not by rounds alone
     keeps_place: bool = False  # on SIGTERM, as one that was killed does; else it leaves
     secret_given: bool = False  # by the user: it is not to stand in the log, in an invite

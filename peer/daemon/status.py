@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from atoll.collectives.units import count, duration, listed, rate, size
+from atoll.peer.caps.caps import describe as describe_caps
 from atoll.peer.daemon.reachability import ReachState
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.link_table import LOSS_SHOWN
@@ -83,6 +84,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
             "received": host.counts.received,
             "sent_again": executor.attempts.again_bytes,
         },
+        "caps": parts.caps.status() if parts.caps is not None else {},
         "streams": streams.ciphers(),
         "layout": _layout(parts),
         "congestion": sorted({s.congestion for _, s in streams.outgoing() if not s.closed}),
@@ -423,6 +425,8 @@ def _traffic(status: dict[str, Any]) -> list[str]:
         again = moved["sent_again"] if way == "sent" else 0
         tail = f"; {size(again)} of the rounds again, after broken attempts" if again else ""
         lines.append(_line(way, f"{size(sum(moved[way].values()))}: {each}{tail}"))
+    if status["caps"]:
+        lines.append(_line("caps", describe_caps(status["caps"])))
     if status["streams"]:
         kinds = (f"{number} {cipher}" for cipher, number in sorted(status["streams"].items()))
         lines.append(_line("streams", ", ".join(kinds)))

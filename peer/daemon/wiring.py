@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 
+from atoll.peer.caps.caps import CapOptions, Caps, Measured
 from atoll.peer.checkpoint.schedule import Checkpointer
 from atoll.peer.daemon.event_log import EventLog, RoundLines
 from atoll.peer.daemon.ipc_server import IpcServer
@@ -65,16 +67,8 @@ class Components:
         # Bans, and the authority's passes in a run that has one.
         passes = _passes(home, options, self.node, daemon)
         self.admission = AdmissionChain(passes, me, home.path / "evidence", daemon)
-        self.host = ConnectionManager(
-            peer_id=me,
-            tls=run_tls(home, options.secret),
-            run=options.run,
-            daemon=daemon,
-            ciphers=options.ciphers,
-            congestion=options.congestion,
-            policy=self.admission,
-            of_rounds=ABOUT_AUDITS,
-        )
+        self.caps = _caps(home, options.caps, daemon)
+        self.host = _host(home, options, daemon, self.admission, self.caps)
         self.reach = ReachWatch(self.node, self.host, daemon)
         self.audits = LazyVerifier(me, signer, daemon)
         self.executor = RoundExecutor(
@@ -87,7 +81,9 @@ class Components:
         )
         streams = self.executor.streams
         self._report_rounds(me, daemon)
-        self.monitor = LinkMonitor(me=me, streams=streams, daemon=daemon, probes=options.probes)
+        self.monitor = LinkMonitor(
+            me=me, streams=streams, daemon=daemon, probes=options.probes, caps=self.caps
+        )
         self.planner = Planner(
             node=self.node,
             links=self.monitor,
@@ -109,6 +105,8 @@ class Components:
             transfers=self.executor.router.transfers,
             log=partial(daemon.note, "transfer"),
         )
+        if self.caps is not None:
+            self.executor.donor.refuses = self.caps.refuses_state
         self.checkpointer = _checkpointer(home, options, daemon)
         self.durability = _durability(memory, self.executor, daemon)
 
@@ -118,6 +116,12 @@ class Components:
         self.event_file = EventFile(self.home.path / EVENTS_FILE, partial(daemon.note, "disk"))
         self.event_log.record = self.event_file.append
         self.rows = RowReporter(me, daemon, self.host.counts, self.event_file.append)
+
+    def connections(self) -> Iterator[Measured]:
+        """Return an iterator over everything of which the kernel counts packets to other peers."""
+        streams = self.executor.streams
+        yield from (stream for _, stream in (*streams.outgoing(), *streams.incoming()))
+        yield from self.host.links()
 
 
 class HomeSigner:
@@ -157,6 +161,33 @@ def _passes(home: Home, options: DaemonOptions, node: Node, daemon: DaemonPort) 
         daemon=daemon,
         per_address=per_address,
     )
+
+
+def _host(
+    home: Home,
+    options: DaemonOptions,
+    daemon: DaemonPort,
+    admission: AdmissionChain,
+    caps: Caps | None,
+) -> ConnectionManager:
+    return ConnectionManager(
+        peer_id=home.peer_id,
+        tls=run_tls(home, options.secret),
+        run=options.run,
+        daemon=daemon,
+        ciphers=options.ciphers,
+        congestion=options.congestion,
+        policy=admission,
+        of_rounds=ABOUT_AUDITS,
+        caps=caps,
+    )
+
+
+def _caps(home: Home, options: CapOptions, daemon: DaemonPort) -> Caps | None:
+    """Return the caps of a daemon that has any, else None."""
+    if options.up.is_open and options.down.is_open:
+        return None
+    return Caps(options, home.path, partial(daemon.note, "caps"))
 
 
 def _checkpointer(home: Home, options: DaemonOptions, daemon: DaemonPort) -> Checkpointer | None:

@@ -5,12 +5,20 @@ Each member tells the coordinator its row of the table, when that is news (``Row
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+
 from atoll.collectives import units
-from atoll.collectives.planning.network_model import Network, measured
+from atoll.collectives.planning.network_model import (
+    F64,
+    RATE_MIN_BYTES_PER_S,
+    Network,
+    measured,
+)
 from atoll.peer.links.messages import LinkRow
 
 # The rate that a way within one machine is said to have, which nobody measures: 10 Gbit/s.
@@ -59,8 +67,8 @@ class LinkTable:
         ``apart``: pairs without a link, as positions in ascending order of peer id; no way there.
 
         A rate is known where somebody has measured it, and where it is known what leaves the one
-        end and what enters the other; ways within one machine say nothing of that. A round trip is
-        that of the way back.
+        end and what enters the other: measured, or capped by its operator. Ways within one machine
+        say nothing of that. A round trip is that of the way back.
         """
         everyone = set(participants)
         rows = {peer: row for peer, row in self._rows.items() if peer in everyone}
@@ -72,8 +80,10 @@ class LinkTable:
                 if rtt_s:
                     trips |= {(peer, other), (other, peer)}
         remote = {way for way in measured_ways if self.out(*way) != LOCAL_BYTES_PER_S}
-        leaving = {peer for peer, _ in remote} | {p for p, row in rows.items() if row.up}
-        entering = {peer for _, peer in remote} | {p for p, row in rows.items() if row.down}
+        leaving = {p for p, _ in remote} | {p for p, row in rows.items() if row.up or row.up_cap}
+        entering = {p for _, p in remote} | {
+            p for p, row in rows.items() if row.down or row.down_cap
+        }
         order = sorted(everyone)
         nowhere = {way for n, m in apart for way in ((order[n], order[m]), (order[m], order[n]))}
         return sum(
@@ -88,7 +98,8 @@ class LinkTable:
         """Return the network of these peers in ascending order of peer id, whatever order is given.
 
         A round trip is the same from both ends: the smaller one has met fewer queues. An uplink has
-        at least what one of its pairs has. Raises ConfigError for nobody.
+        at least what one of its pairs has, and at most what its peer allows itself. Raises
+        ConfigError for nobody.
         """
         order = sorted(participants)
         index = {peer: n for n, peer in enumerate(order)}
@@ -118,7 +129,18 @@ class LinkTable:
         _fill_beside_local(pair, up, down)
         for (n, m), rate in pair.items():
             up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
-        return measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
+        found = measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
+        return replace(
+            found,
+            up=np.minimum(found.up, self._caps(order, "up_cap")),
+            down=np.minimum(found.down, self._caps(order, "down_cap")),
+        )
+
+    def _caps(self, order: Sequence[bytes], which: str) -> F64:
+        """Return what each peer in this order allows itself; infinite where that is anything."""
+        rows = (self._rows.get(peer) for peer in order)
+        caps = [(getattr(row, which) or math.inf) if row is not None else math.inf for row in rows]
+        return np.array([max(cap, RATE_MIN_BYTES_PER_S) for cap in caps])
 
 
 def describe(network: Network) -> str:
@@ -199,7 +221,8 @@ def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
     """Return whether somebody who knows ``before`` should know ``after``."""
     if before is None or set(before.peers) != set(after.peers):
         return True
-    if _differs(before.up, after.up) or _differs(before.down, after.down):
+    ends = ("up", "down", "up_cap", "down_cap")
+    if any(_differs(getattr(before, end), getattr(after, end)) for end in ends):
         return True
     old = {peer: n for n, peer in enumerate(before.peers)}
     for n, peer in enumerate(after.peers):

@@ -34,7 +34,8 @@ class LinkRow:
 
     ``up``, ``down``: what it has seen its own links carry; ``out``: to each of ``peers``; bytes per
     second of the wire. ``rtt_s``: the least round trip to each. ``loss``: fraction of the bytes to
-    each that were sent again. ``bbr``: losses need not slow what it sends.
+    each that were sent again. ``bbr``: losses need not slow what it sends. ``up_cap``,
+    ``down_cap``: what it may send and receive, in bytes per second, whatever its links carry.
     """
 
     peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
@@ -44,13 +45,16 @@ class LinkRow:
     up: float | None = None
     down: float | None = None
     bbr: bool = False
+    up_cap: float | None = None
+    down_cap: float | None = None
 
     def __post_init__(self) -> None:
         if {len(self.rtt_s), len(self.out), len(self.loss)} != {len(self.peers)}:
             raise ValueError("one value of each kind for each peer")
         if len(set(self.peers)) != len(self.peers):
             raise ValueError("a peer is in a row once")
-        for value in (self.up, self.down, *self.rtt_s, *self.out, *self.loss):
+        totals = self.up, self.down, self.up_cap, self.down_cap
+        for value in (*totals, *self.rtt_s, *self.out, *self.loss):
             _check(value)
 
 

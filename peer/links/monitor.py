@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from atoll.collectives.planning.network_model import Network
+from atoll.peer.caps.caps import Caps
 from atoll.peer.daemon.ports import LinkMonitorPort
 from atoll.peer.links.estimates import LinkChanges, LinkEstimate, OwnLinks, PairEstimate
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, RowTimes, describe
@@ -46,7 +47,8 @@ class LinkMonitor:
     """Measure links and keep what others say of theirs, in the event loop.
 
     All probes of an hour send no more than one round does (``daemon.round_bytes``). ``probes``:
-    false if this peer is to send none, and take none.
+    false if this peer is to send none, and take none. ``caps``: what this peer keeps to, if to
+    anything: the others are told, so that the plan of the rounds asks no more of it.
     """
 
     def __init__(
@@ -56,12 +58,13 @@ class LinkMonitor:
         streams: MeasuredStreams,
         daemon: LinkMonitorPort,
         probes: bool = True,
+        caps: Caps | None = None,
     ) -> None:
         self._me, self._streams, self._daemon = me, streams, daemon
         self._loop = asyncio.get_running_loop()
         self._readings: WeakKeyDictionary[DataStream, tuple[TcpInfo, float]] = WeakKeyDictionary()
         self._pairs: dict[bytes, PairEstimate] = {}
-        self._own = OwnLinks()
+        self._own, self._caps = OwnLinks(), caps
         self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
         self._changes, self._table, self._told = LinkChanges(), LinkTable(), RowTimes()
         self._was_reducing = 0
@@ -179,6 +182,7 @@ class LinkMonitor:
         remote = {
             p: e for p, e in self._pairs.items() if p in linked and not self._daemon.is_local(p)
         }
+        self._prober.allowed = self._caps is None or self._caps.allows_probes
         self._prober.look(remote, traffic, now_s)
         if view is not None and now_s - self._looked_s >= ROW_LOOK_S:
             self._looked_s = now_s
@@ -225,6 +229,7 @@ class LinkMonitor:
 
     def _row(self, now_s: float) -> LinkRow:
         links = {peer: self.link(peer) for peer in sorted(self._pairs)}
+        up_cap, down_cap = self._caps.for_rounds() if self._caps is not None else (None, None)
         return LinkRow(
             peers=tuple(links),
             rtt_s=tuple(link.rtt_s or None for link in links.values()),
@@ -233,6 +238,8 @@ class LinkMonitor:
             up=self._own.up(now_s) or None,
             down=self._own.down(now_s) or None,
             bbr=self._streams.bbr,
+            up_cap=up_cap,
+            down_cap=down_cap,
         )
 
     def _tell(self, view: View, now_s: float) -> None:

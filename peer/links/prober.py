@@ -48,7 +48,7 @@ class Prober:
 
     ``reducing`` returns whether a reduction is under way, here or elsewhere in the view,
     ``budget_bytes`` what all probes may send in an hour. ``on``: false if this peer is to send no
-    probes and to take none.
+    probes and to take none; ``allowed``, which may change: the same for now.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Prober:
     ) -> None:
         self._me, self._streams, self._daemon = me, streams, daemon
         self._reducing, self._budget_bytes, self._on = reducing, budget_bytes, on
+        self.allowed = True
         self._loop = asyncio.get_running_loop()
         self._schedule, self._turns = ProbeSchedule(), ProbeTurns(me)
         self._probe: RunningProbe | None = None  # under way ...
@@ -78,6 +79,10 @@ class Prober:
     @property
     def active(self) -> bool:
         return self._probe is not None
+
+    @property
+    def _may_begin(self) -> bool:
+        return self._on and self.allowed
 
     def close(self) -> None:
         self._enough.set()
@@ -96,7 +101,7 @@ class Prober:
             self._watch(self._probe, pairs.get(self._probe.peer), now_s)
         elif self._reducing() or traffic.sending:
             self._schedule.busy(now_s)
-        elif self._on and not traffic.arriving and not self._turns.given(now_s):
+        elif self._may_begin and not traffic.arriving and not self._turns.given(now_s):
             self._begin(pairs, now_s)
 
     def _begin(self, pairs: Mapping[bytes, PairEstimate], now_s: float) -> None:
@@ -217,7 +222,7 @@ class Prober:
             self._daemon.send(source, MayProbe(granted=False, never=True))
         elif isinstance(message, AskProbe):
             loaded = self._traffic.sending or self._traffic.arriving - {source}
-            busy = self._reducing() or bool(loaded)
+            busy = self._reducing() or bool(loaded) or not self.allowed
             self._daemon.send(source, MayProbe(self._turns.ask(source, now_s, busy=busy)))
         elif isinstance(message, ProbeOver):
             self._turns.over(source, now_s)

@@ -25,10 +25,14 @@ APP_LIMITED: Final = 0x01 if struct.pack("=H", 1)[0] else 0x80  # C's first bit,
 # Of the same: retransmissions of what has waited longest, doublings of the timeout, the timeout.
 _TIMEOUTS: Final = struct.Struct("=2xBxB3xI")
 _LAST_ANSWER: Final = struct.Struct("=56xI")  # tcpi_last_ack_recv, milliseconds ago
+# snd_mss; pmtu; segs_out, segs_in; bytes_retrans.
+_PACKETS: Final = struct.Struct("=16xI40xI72xII64xQ")
 _NO_RTT_US: Final = 0xFFFFFFFF  # where nothing has been acknowledged yet
 # Bytes on the wire for each byte of a full packet's payload: no headers at all, and those of IPv6
 # with all options in the smallest packets that it allows. A kernel that says more is mistaken.
 HEADERS_MIN, HEADERS_MAX = 1.0, 1.25
+# Of one packet: IPv4 and TCP without options, IPv6 and TCP with all that there may be.
+PACKET_HEADERS_MIN, PACKET_HEADERS_MAX = 40, 100
 # How much of an interval a stream must have been busy for what it moved to say how fast it was.
 BUSY_SHARE = 0.9
 # Less, between two readings, is a question, an answer, or the opening of a stream.
@@ -119,6 +123,19 @@ def since_answer_s(data: bytes) -> float | None:
         return None
     (ago_ms,) = _LAST_ANSWER.unpack_from(data)
     return float(ago_ms) * 1e-3
+
+
+def wire_overhead(data: bytes) -> tuple[int, int] | None:
+    """Return what a connection has put on the wire, and taken from it, beside its payload.
+
+    In bytes since it began: the headers of IP and TCP of all packets, acknowledgements among them,
+    and what was sent again. None where this kernel does not tell. ``data``: what it has filled in.
+    """
+    if len(data) < TCP_INFO_BYTES:
+        return None
+    mss, pmtu, sent_packets, received_packets, sent_again = _PACKETS.unpack_from(data)
+    header = min(max(pmtu - mss, PACKET_HEADERS_MIN), PACKET_HEADERS_MAX)
+    return sent_packets * header + sent_again, received_packets * header
 
 
 @dataclass(frozen=True, slots=True)

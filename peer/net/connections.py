@@ -19,6 +19,7 @@ from typing import Literal
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.collectives.version import VERSION
+from atoll.peer.caps.caps import Caps
 from atoll.peer.daemon.ports import ConnectionPort
 from atoll.peer.membership.view import short
 from atoll.peer.net import byte_counts
@@ -65,6 +66,7 @@ class ConnectionManager:
     of data streams, the preferred one first; none means that they go through TLS. ``congestion``:
     see StreamOpener. ``policy``: what it takes to get a control link, beside the run secret; this
     side shows it too. ``of_rounds``: names of the messages whose bytes count as those of rounds.
+    ``caps``: what all of this keeps to; None if to nothing.
     """
 
     def __init__(
@@ -78,9 +80,10 @@ class ConnectionManager:
         congestion: str = AUTO,
         policy: AdmissionPolicy | None = None,
         of_rounds: Collection[str] = (),
+        caps: Caps | None = None,
     ) -> None:
         self.peer_id = peer_id
-        self.counts = ByteCounts()  # of everything that this daemon sends and receives
+        self.counts = ByteCounts(caps)  # of everything that this daemon sends and receives
         self.outbound: Container[bytes] = ()  # peers that cannot be dialled from outside
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
@@ -148,6 +151,10 @@ class ConnectionManager:
     def link_peers(self) -> tuple[bytes, ...]:
         """Return the peers with a control link, sorted."""
         return tuple(sorted(self._links))
+
+    def links(self) -> tuple[ControlLink, ...]:
+        """Return all control links that have not ended."""
+        return (*self._links.values(), *self._leaving)
 
     def linked_life(self, peer_id: bytes) -> int:
         """Return to which process of ``peer_id`` there is a link; -1 without one."""

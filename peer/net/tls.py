@@ -135,6 +135,8 @@ class TlsChannel:
         """Send so many bytes of nothing, a piece at a time; return when the kernel has them."""
         piece = max(ZEROS_BYTES_MIN, min(READ_BYTES, count // ZEROS_PIECES))
         for start in range(0, count, piece):
+            if self._counts.up is not None:
+                await self._counts.up.room()
             self.tls.write(bytes(min(piece, count - start)))
             await self._flush()
 
@@ -145,6 +147,8 @@ class TlsChannel:
         """
         left, first_bytes, began_s = count, 0, 0.0
         while left:
+            if self._counts.down is not None:
+                await self._counts.down.room()
             left -= len(await self._read_some(left))
             if not began_s:
                 first_bytes, began_s = count - left, time.monotonic()

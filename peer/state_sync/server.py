@@ -92,6 +92,7 @@ class SyncServer:
         self._log = log
         self.state: ReplicatedState | None = None
         self.is_open = True
+        self.refuses: Callable[[], str] = lambda: ""  # why no pieces are sent now; "" if they are
         self.pace = ServingPace(lambda: streams.sent_for_rounds_bytes, time.monotonic)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,6 +177,9 @@ class SyncServer:
     def _on_fetch(self, source: bytes, message: msg.FetchPiece) -> None:
         if self.state is None or not self.is_open:
             self._refuse(source, message.ticket, "no state to give")
+            return
+        if why := self.refuses():
+            self._refuse(source, message.ticket, why)
             return
         queue = self._queues.get(source)
         if queue is None and len(self._queues) < SERVES_MAX:

@@ -41,6 +41,12 @@ class FairQueue:
                 if self._waiting:
                     self._changed.notify_all()
 
+    @property
+    def holds_up_a_round(self) -> bool:
+        """Return whether a frame of a round waits for the one at hand."""
+        with self._changed:
+            return any(urgency < LAST for urgency, _ in self._waiting)
+
     def _wait(self, urgency: int) -> None:
         self._ticket += 1
         mine = urgency, self._ticket

@@ -402,7 +402,7 @@ class Streams:
             while True:
                 stream.recv_into(head, idle=True)
                 header = unpack_header(head)
-                purpose = purpose_of(header)
+                purpose = stream.arriving = purpose_of(header)
                 stripe = number if self._has_several(peer) else 0
                 target = self._sink.reserve(peer, header, stripe)
                 if target is not None:
@@ -412,10 +412,10 @@ class Streams:
                         scratch = memoryview(bytearray(size))  # of probes alone it stays small
                     _drain(stream, header.length, scratch)
                 arrived_bytes = stream.arrived_bytes
-                stream.counts.add_received(purpose, arrived_bytes - counted_bytes)
+                stream.counts.add_received(purpose, arrived_bytes - counted_bytes, asked=True)
                 counted_bytes = arrived_bytes
         finally:
-            stream.counts.add_received(purpose, stream.arrived_bytes - counted_bytes)
+            stream.counts.add_received(purpose, stream.arrived_bytes - counted_bytes, asked=True)
 
     def _receive(
         self, peer: bytes, stream: DataStream, header: DataHeader, stripe: int, target: memoryview

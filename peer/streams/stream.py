@@ -24,7 +24,8 @@ from collections.abc import Callable
 from typing import ClassVar, NoReturn, cast
 
 from atoll.collectives.errors import ConnectError, ProtocolError
-from atoll.peer.net.byte_counts import CONTROL, ROUNDS, ByteCounts
+from atoll.peer.caps.caps import Cap
+from atoll.peer.net.byte_counts import CONTROL, ROUNDS, URGENCY, ByteCounts
 from atoll.peer.net.tls import READ_BYTES, TlsSocket, is_local, reason_of, tcp_info, tune
 from atoll.peer.streams.congestion import ask, in_use
 from atoll.peer.streams.fair_queue import LAST, FairQueue
@@ -96,7 +97,8 @@ class DataStream(abc.ABC):
         self.moved_bytes = 0
         self.sent_for_rounds_bytes = 0  # of these, what was sent
         self.counts = ByteCounts()  # what is sent, by purpose; one for all streams of a daemon
-        self.arrived_bytes = 0  # on the wire: only a reader of frames knows what for
+        self.arrived_bytes = 0  # on the wire: only a reader of frames knows what for ...
+        self.arriving = ROUNDS  # ... and says so here, for the sake of the caps
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
         self.is_local = is_local(sock)  # both ends are on this machine
         self.is_reversed = False  # this side sends, and the other one has dialled
@@ -252,6 +254,7 @@ class DataStream(abc.ABC):
         # number used again) while the owner still waits on it.
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+        self.counts.wake()
         with self._in_use, self._asking:
             self._sock.close()
 
@@ -275,17 +278,29 @@ class DataStream(abc.ABC):
         """Hand the views to the kernel, waiting for room. ``views`` is used up."""
         views.reverse()
         moved_s = time.monotonic()
+        cap = self.counts.up if wait else None
         while views:
+            parts = views[: -PARTS_MAX - 1 : -1]
+            granted = count = 0
+            if cap is not None:
+                # What a round waits for is as urgent as the round.
+                purpose = ROUNDS if self._turns.holds_up_a_round else self._purpose
+                granted, waited_s = self._granted(cap, len(views[-1]), purpose)
+                moved_s += waited_s
+                parts = [views[-1][:granted]]
             try:
                 flags = 0 if wait else socket.MSG_DONTWAIT
-                count = self._sock.sendmsg(views[: -PARTS_MAX - 1 : -1], (), flags)
+                count = self._sock.sendmsg(parts, (), flags)
             except BlockingIOError:
                 if not wait or time.monotonic() - moved_s >= NO_PROGRESS_TIMEOUT_S:
                     raise TimeoutError from None
                 continue
+            finally:
+                if cap is not None and count != granted:
+                    cap.charge(count - granted)
             moved_s = time.monotonic()
             self._handed_bytes += count
-            self.counts.add_sent(self._purpose, count)
+            self.counts.add_sent(self._purpose, count, asked=cap is not None)
             if not self._aside:
                 self.moved_bytes += count
                 self.sent_for_rounds_bytes += count
@@ -293,6 +308,17 @@ class DataStream(abc.ABC):
                 count -= len(views.pop())
             if count:
                 views[-1] = views[-1][count:]
+
+    def _granted(self, cap: Cap, wanted: int, purpose: str) -> tuple[int, float]:
+        """Wait until some of these bytes may move; return how many, and for how long it was.
+
+        Raises OSError when the stream is closed meanwhile.
+        """
+        asked_s = time.monotonic()
+        granted = cap.take(wanted, URGENCY[purpose], lambda: self._closed)
+        if not granted:
+            self._check_open()
+        return granted, time.monotonic() - asked_s
 
     def _get(self, view: memoryview, *, forever: bool) -> None:
         """Fill the view; with ``forever`` its first byte may take for ever."""
@@ -305,23 +331,36 @@ class DataStream(abc.ABC):
         """Receive at least one byte, at most the view full; return how many."""
         if forever:
             flags = socket.MSG_DONTWAIT  # what is awaited for ever is mostly there
-        waits_s = 0.0
+        waited_s = 0.0
         while True:
-            try:
-                count = self._sock.recv_into(view, 0, flags)
-            except BlockingIOError:
-                if forever:
-                    self._readable.poll()
-                elif not waits_s:
-                    waits_s = time.monotonic() - TICK_S
-                elif time.monotonic() - waits_s >= NO_PROGRESS_TIMEOUT_S:
-                    raise TimeoutError from None
+            count = self._take(view, flags)
+            if count is None and forever:
+                self._readable.poll()
+                continue
+            if count is None:
+                waited_s += TICK_S
+                if waited_s >= NO_PROGRESS_TIMEOUT_S:
+                    raise TimeoutError
                 continue
             if count == 0:
                 raise ConnectionResetError(self._cut_off())
             self.moved_bytes += count
             self.arrived_bytes += count
             return count
+
+    def _take(self, view: memoryview, flags: int) -> int | None:
+        """Receive as much as there is, and as the cap allows; None: nothing came in a TICK_S."""
+        cap = self.counts.down
+        granted = self._granted(cap, len(view), self.arriving)[0] if cap is not None else 0
+        count = None
+        try:
+            count = self._sock.recv_into(view, granted, flags)
+        except BlockingIOError:
+            pass
+        finally:
+            if cap is not None and count != granted:
+                cap.charge((count or 0) - granted)
+        return count
 
     def _cut_off(self) -> str:
         return "the other side closed it"

@@ -110,6 +110,9 @@ DECISIONS = (
     | {
         f"atoll.peer.{name}"
         for name in (
+            "caps.budget",
+            "caps.schedule",
+            "caps.token_bucket",
             "verify.attempt_audit",
             "verify.ban_record",
             "verify.disclosure",

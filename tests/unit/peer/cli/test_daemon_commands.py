@@ -48,6 +48,8 @@ def secret_file(folder: Path) -> str:
         ("--resume D", "cannot be read: No such file"),
         ("--secret-file D", "No such file"),
         ("--congestion cubik", "--congestion cubik: this"),
+        ("--up-mbit 50,22:00-6=9", "is expected at character 10,"),
+        ("--down-gb-per-day 1", "--down-gb-per-day 1: a number of gigabytes"),
     ],
 )
 def test_contradictions_are_refused(

@@ -12,9 +12,14 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.choice import ReductionTask, choose
-from atoll.collectives.planning.network_model import LATENCY_MAX_S, LOSS_MAX, RATE_MAX_BYTES_PER_S
+from atoll.collectives.planning.network_model import (
+    LATENCY_MAX_S,
+    LOSS_MAX,
+    RATE_MAX_BYTES_PER_S,
+    RATE_MIN_BYTES_PER_S,
+)
 from atoll.peer.links.estimates import PAUSE_S, LinkChanges, LinkEstimate
-from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe
+from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, describe, has_changed
 from atoll.peer.links.messages import LinkRow
 
 PEERS = [bytes([n]) * 32 for n in (1, 2, 3)]
@@ -63,6 +68,29 @@ def test_an_end_has_at_least_what_one_of_its_pairs_has() -> None:
     network = picture.network(PEERS)
     assert network.up.tolist() == [2e6, 7e6, 6e6]
     assert network.down.tolist() == [9e6, 6e6, 4e6]
+
+
+def test_an_end_has_at_most_what_its_peer_allows_itself() -> None:
+    picture = full()
+    picture.put(A, row(A, up=1.5e6, down=9e6, up_cap=0.5e6, down_cap=20e6))
+    picture.put(B, row(B, up_cap=1.0))  # it cannot mean that
+    network = picture.network(PEERS)
+    assert network.up.tolist() == [0.5e6, RATE_MIN_BYTES_PER_S, 6e6]
+    assert network.down.tolist() == [9e6, 6e6, 4e6]
+    unlimited = row(A, up_cap=None)
+    assert has_changed(row(A, up_cap=0.5e6), unlimited)
+    assert has_changed(unlimited, row(A, down_cap=0.5e6))
+    assert not has_changed(row(A, down_cap=0.5e6), row(A, down_cap=0.51e6))
+
+
+def test_what_a_peer_allows_itself_makes_its_ends_known() -> None:
+    picture = LinkTable()
+    for peer in PEERS:
+        picture.put(peer, row(peer, out=(None, None)))
+    assert picture.gaps(PEERS) == 6
+    picture.put(A, row(A, out=(None, None), up_cap=1e6, down_cap=2e6))
+    picture.put(B, row(B, out=(None, None), up=3e6, down=4e6))
+    assert picture.gaps(PEERS) == 4, "the ways between A and B are known by their ends"
 
 
 def test_who_has_left_counts_no_more() -> None:

@@ -7,11 +7,15 @@ import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
+from atoll.peer.caps.budget import BYTES_PER_GB, DayBudget
+from atoll.peer.caps.caps import CONTROL_SHARE, CapOptions, Caps, Direction
+from atoll.peer.caps.schedule import BYTES_PER_MBIT, parse_schedule
 from atoll.peer.links import link_table, probe_schedule
 from atoll.peer.links import monitor as module
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S
@@ -41,7 +45,7 @@ class Site:
 
     round_bytes = 8 << 20
 
-    def __init__(self, me: bytes, *, probes: bool = True) -> None:
+    def __init__(self, me: bytes, *, probes: bool = True, caps: Caps | None = None) -> None:
         self.me = me
         self.local = False  # although everything here is
         self.unlinked: set[bytes] = set()
@@ -69,6 +73,7 @@ class Site:
                 round_bytes=lambda peers: self.round_bytes,
             ),
             probes=probes,
+            caps=caps,
         )
 
     @property
@@ -120,11 +125,13 @@ def connect(source: Site, target: Site) -> None:
     threading.Thread(target=target.read, args=(stream,), daemon=True).start()
 
 
-def scenario(play: Callable[[Site, Site], Awaitable[None]], *, probes: bool = True) -> None:
-    """``probes``: whether B has any."""
+def scenario(
+    play: Callable[[Site, Site], Awaitable[None]], *, probes: bool = True, caps: Caps | None = None
+) -> None:
+    """``probes``: whether B has any; ``caps``: its caps."""
 
     async def whole() -> None:
-        a, b = Site(A), Site(B, probes=probes)
+        a, b = Site(A), Site(B, probes=probes, caps=caps)
         b.bbr = False
         connect(a, b)
         connect(b, a)
@@ -359,6 +366,24 @@ def test_who_wants_no_probes_sends_none_and_is_not_asked_again_soon() -> None:
         assert a.probe_bytes == b.probe_bytes == 0
 
     scenario(play, probes=False)
+
+
+def test_whose_budget_is_nearly_spent_sends_no_probes_and_takes_none(tmp_path: Path) -> None:
+    direction = Direction(parse_schedule("20", "--up-mbit"), DayBudget(10 * BYTES_PER_GB))
+    caps = Caps(CapOptions(up=direction), tmp_path, lambda line: None)
+    caps.up.charge(8 * BYTES_PER_GB)
+    caps.look(())
+
+    async def play(a: Site, b: Site) -> None:
+        async with running(a, b):
+            await eventually(lambda: MayProbe(granted=False) in b.sent)
+            assert not b.said(AskProbe)
+            assert a.probe_bytes == b.probe_bytes == 0
+            row = b.monitor._row(0.0)
+            assert row.up_cap == pytest.approx((1 - CONTROL_SHARE) * 20 * BYTES_PER_MBIT)
+            assert row.down_cap is None
+
+    scenario(play, caps=caps)
 
 
 def test_runs_whose_rounds_are_small_have_no_probes() -> None:

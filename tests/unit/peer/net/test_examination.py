@@ -13,6 +13,8 @@ import pytest
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
+from atoll.peer.caps.caps import ANYTHING, Cap
+from atoll.peer.caps.token_bucket import BURST_S
 from atoll.peer.net import examination
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.examination import (
@@ -26,12 +28,14 @@ from atoll.peer.net.examination import (
     read_clock,
 )
 from atoll.peer.net.hello import EXAMINE, PROTOCOL_MAX, PROTOCOL_MIN, Hello
+from atoll.peer.net.tls import READ_BYTES
 from atoll.peer.net.wire import decode
 
 if TYPE_CHECKING:
     from atoll.peer.net.tls import TlsChannel
     from tests.unit.peer.conftest import Net, Node
 
+RATE = 8e6  # of a cap
 OUTLINE = RunOutline(0.0, elements=7, method="diloco", codec="int8")
 
 
@@ -48,6 +52,26 @@ async def introduced(net: Net, member: Node) -> TlsChannel:
     channel, _ = await dial.reach(me.tls.client)
     await dial.say(channel, Hello(PROTOCOL_MIN, PROTOCOL_MAX, "demo", EXAMINE, 0, ""))
     return channel
+
+
+def test_a_capped_member_is_measured_as_fast_as_its_caps_are(net: Net) -> None:
+    async def scenario() -> None:
+        member = await listening(net)
+        caps = Cap(ANYTHING), Cap(ANYTHING)
+        member.host.counts.up, member.host.counts.down = caps
+        channel = await introduced(net, member)
+        for cap, up in zip(caps, (False, True), strict=True):
+            before, began_s = cap.moved_bytes, time.monotonic()
+            cap.set_rate(RATE)
+            found = await measure(channel, up=up)
+            took_s = time.monotonic() - began_s
+            assert found[0] > 0
+            # One bucket is there from the start, and a piece goes when nothing is owed.
+            assert cap.moved_bytes - before <= RATE * (took_s + BURST_S) + READ_BYTES
+
+        channel.close()
+
+    net.run(scenario())
 
 
 def test_outline_clock_and_rates(net: Net) -> None:

@@ -170,6 +170,28 @@ def test_a_closed_donor_gives_nothing(tmp_path: Path) -> None:
     scenario(tmp_path, [run, None], play)
 
 
+def test_a_donor_that_refuses_pieces_gives_them_when_it_may_again(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        donor, learner = sites
+        refused: list[str] = []
+
+        def refuses() -> str:
+            refused.append("its bytes for today are spent")
+            return refused[-1]
+
+        donor.donor.refuses = refuses
+        learner.sync.aim(goal_of(truth, [donor]))
+        await eventually(lambda: refused)
+        assert not learner.reached
+        assert not donor.host.counts.sent["state"]
+        donor.donor.refuses = lambda: ""
+        await eventually(lambda: learner.reached)
+        assert same(learner.state, truth.state)
+
+    truth = run_of(2)
+    scenario(tmp_path, [truth, None], play)
+
+
 def test_what_is_lost_with_a_link_is_asked_again_although_the_link_is_back(tmp_path: Path) -> None:
     """A peer that renews drops all links and has them again within a moment: nobody sees them gone,
     and the answer to what was asked is never sent."""

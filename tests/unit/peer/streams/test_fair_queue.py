@@ -50,6 +50,18 @@ def test_a_free_one_is_had_at_once() -> None:
     assert not turns._held
 
 
+def test_a_round_that_waits_is_seen_and_a_donor_is_not() -> None:
+    queue = Queue()
+    with queue.turns.turn(LAST):
+        assert not queue.turns.holds_up_a_round
+        queue.wait("donor", LAST)
+        assert not queue.turns.holds_up_a_round
+        queue.wait("round", 7)
+        assert queue.turns.holds_up_a_round
+    queue.join()
+    assert not queue.turns.holds_up_a_round
+
+
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 3), max_size=PASSED_MAX))
 def test_the_oldest_round_goes_first_and_equals_by_waiting(urgencies: list[int]) -> None:

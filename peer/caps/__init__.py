@@ -1,0 +1,1 @@
+"""Keep what a daemon sends and receives to what its operator allows."""
