@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import stat
 import threading
@@ -34,6 +35,9 @@ from atoll.peer.rounds.state import ReplicatedState
 KEPT = 2  # if the disk loses the last one, there is another
 TRIES = 3  # a write begins anew at most twice when rounds overtake it
 CLOSE_TIMEOUT_S = 2.0  # a peer that ends does not wait for its disk for longer
+# Digests are compared with every heartbeat, where no round is between READY and its commit: what is
+# older than this was written before the bytes went wrong that are in doubt now.
+DOUBT_S = 10.0
 
 
 def is_due(
@@ -88,6 +92,9 @@ class Checkpointer:
         self._wanted = False  # one that is not due
         self._round = 0  # that we were told of last
         self.latest: WrittenCheckpoint | None = None
+        self._ended_s = -math.inf  # when that was written
+        self._is_doubted = False  # the state; nothing is written until it is another one
+        self._spoilt = False  # what is being written just now
         try:
             self._writer.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer.clean()
@@ -179,6 +186,8 @@ class Checkpointer:
         due &= state.digest != self._last_digest  # rounds that change nothing need none
         if not (due or self._wanted) or self.writing or self._writer.stopped.is_set():
             return
+        if self._is_doubted:
+            return
         self._wanted = False
         self._last_round, self._last_digest = round_number, state.digest
         self._began_s = time.monotonic()
@@ -188,6 +197,32 @@ class Checkpointer:
         )
         self._thread = worker(work, "checkpoint")  # a disk that hangs does not keep the process
         self._thread.start()
+
+    def doubt(self) -> None:
+        """Take back what may have been copied from a state that is not that of most others.
+
+        That is what is being written, and what was written within DOUBT_S: a process that begins
+        with it would have the wrong bytes again. Nothing is written until `trust` is called.
+        """
+        self._is_doubted, self._spoilt = True, self.writing
+        latest = self.latest
+        if latest is not None and time.monotonic() - self._ended_s < DOUBT_S:
+            self.latest = None
+            self._take_back(latest)
+
+    def trust(self) -> None:
+        """Write checkpoints again: the state has come from the others."""
+        self._is_doubted = False
+
+    def _take_back(self, written: WrittenCheckpoint) -> None:
+        text = f"round {written.round} is taken back: it may have a copy of wrong bytes"
+        try:
+            self._writer.remove(written.path)
+        except OSError as error:
+            self._daemon.note("disk", f"{written.path} may have wrong bytes, remove it: {error}")
+        else:
+            self._daemon.note("checkpoint", text)
+        self._last_digest = b""
 
     async def close(self) -> None:
         """Give up what is being written; a second call does no harm."""
@@ -253,8 +288,14 @@ class Checkpointer:
     # ------------------------------------------------------------ in the event loop again
 
     def _finished(self, written: WrittenCheckpoint | None, kind: str, text: str) -> None:
+        spoilt, self._spoilt = self._spoilt, False
+        if written and spoilt:
+            self._take_back(written)
+            self.idle.set()
+            return
         is_news = kind != "checkpoint" or self.latest is None or not self._quiet
         self.latest = written or self.latest
+        self._ended_s = time.monotonic() if written else self._ended_s
         self._last_digest = self._last_digest if written else b""
         self.idle.set()
         if is_news and (written or not self._writer.stopped.is_set()):

@@ -381,6 +381,8 @@ class Daemon:
             # The peer of its invite may not live for ever.
             self.spawn(self.parts.addresses.save_view(view))
         durability, checkpointer = self.parts.durability, self.parts.checkpointer
+        if checkpointer is not None and isinstance(event, ev.CaughtUp):
+            checkpointer.trust()
         if durability is not None:
             durability.moved_to(event.round, applied=isinstance(event, ev.Applied))
         # Without room for rounds, the home is left alone.
@@ -660,6 +662,8 @@ class Daemon:
             self.stop(IncompatibleRunError(note.text, fix="join with the run's specification"))
         elif note.kind == "conflict":
             self.stop(IdentityInUseError(note.text, fix=COPIED_HOME_FIX))
+        elif note.kind == "doubt" and self.parts.checkpointer is not None:
+            self.parts.checkpointer.doubt()
 
     # ------------------------------------------------------------ tasks
 

@@ -129,6 +129,7 @@ class MemberState:
         self.loading = False  # the state that we stand at is being read from our disk
         self._genesis = b""  # the chain of the run's beginning
         self.suspect = False  # our bytes differ from the others' although the chain agrees
+        self._doubted = (0, b"")  # after which round that was said last
         self.diverged = False  # our state is not on the history of the view
         self.attached = False  # rounds wait for our trainer
         self.since = -1  # the round at which it came; -1 without one
@@ -207,10 +208,16 @@ class MemberState:
         Not while we are READY, which must not be taken back; the next round's digest asks again.
         (Nobody is READY for a round after the next.)
         """
-        if not self.is_replica or self.round + 1 in self.held:
+        if not self.is_replica:
+            return False
+        if self._doubted != (self.round, self.chain):
+            self._doubted = self.round, self.chain
+            text = f"this peer's state after round {self.round} is not that of most others"
+            self._emit(Note("doubt", text))
+        if self.round + 1 in self.held:
             return False
         self.suspect = True
-        self.fell_behind("this peer's state is not that of most others, downloading theirs")
+        self.fell_behind("downloading the others' state")
         return True
 
     # ------------------------------------------------------------ the trainer

@@ -30,6 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.checkpoint import schedule
 from atoll.peer.checkpoint.reader import STATE_FILE, candidates
 from atoll.peer.checkpoint.schedule import Checkpointer, CheckpointFolder, is_due
 from atoll.peer.net.identity import Home
@@ -102,7 +103,7 @@ class Daemon:
         self.notes.append((kind, text))
         self._noted.set()
 
-    def checkpointed(self) -> None:
+    def checkpointed(self, round_number: int) -> None:
         self.written += 1
 
     def commit(self) -> int:
@@ -221,6 +222,40 @@ def test_collectives_alone_write_no_checkpoints(home: Home, run: TinyRun, folder
             assert not daemon.checkpointer.writing
         await daemon.checkpoint()
         assert len(daemon.notes) == 2
+        check_is(folder, run, run.state.round)
+
+    asyncio.run(scenario())
+
+
+def test_what_may_be_a_copy_of_wrong_bytes_is_taken_back(
+    home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory has failed: most others have other bytes. Older checkpoints stay."""
+
+    async def scenario() -> None:
+        daemon = Daemon(folder, home, run)
+        checkpointer = daemon.checkpointer
+        await daemon.checkpoint()
+        monkeypatch.setattr(schedule, "DOUBT_S", 0.0)  # that one was long ago
+        checkpointer.doubt()
+        assert len(candidates(folder)) == 1
+        daemon.commit()
+        assert not checkpointer.writing  # the state is still in doubt
+        checkpointer.trust()
+        daemon.commit()
+        checkpointer.doubt()  # while it is written
+        kind, text = await daemon.noted()
+        assert (kind, len(candidates(folder))) == ("checkpoint", 1)
+        assert text == f"round {run.state.round} is taken back: it may have a copy of wrong bytes"
+        checkpointer.trust()
+        await daemon.checkpoint()
+        assert len(candidates(folder)) == 2
+        monkeypatch.undo()
+        checkpointer.doubt()  # just after
+        assert await daemon.noted() == (kind, text.replace("round 4", "round 5"))
+        assert [load_round(folder), daemon.written] == [2, 2]
+        checkpointer.trust()
+        await daemon.checkpoint()
         check_is(folder, run, run.state.round)
 
     asyncio.run(scenario())
