@@ -169,8 +169,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "READY taken back",
         "member",
-        "if not self.is_replica or self.round + 1 in self.held:",
-        "if not self.is_replica:",
+        "        if self.round + 1 in self.held:\n            return False\n        self.suspect = True\n",
+        "        self.suspect = True\n",
         test="simulation/test_directed.py::test_a_doubted_member_keeps_what_it_is_ready_for",
     ),
     Mutant(
