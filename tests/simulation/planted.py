@@ -169,7 +169,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "READY taken back",
         "member",
-        "        if self.round + 1 in self.held:\n            return False\n        self.suspect = True\n",
+        "        if self.round + 1 in self.held:\n            return False\n"
+        "        self.suspect = True\n",
         "        self.suspect = True\n",
         test="simulation/test_directed.py::test_a_doubted_member_keeps_what_it_is_ready_for",
     ),
