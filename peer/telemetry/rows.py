@@ -28,7 +28,7 @@ ROW_EVERY_S = 1.0  # some rounds take milliseconds; a person reads no more than 
 LINKS_EVERY_S = 30.0  # between two rows that tell of links, which change slowly and take most bytes
 WAITED_FOR_MAX = 4  # peers that a row names; the page has room for no more
 TEXT_CHARACTERS_MAX = 160
-ROWS_KEPT = 240  # of each peer in memory, for `atoll top`; the file has the rest
+ROWS_KEPT = 60  # of each peer in memory, for `atoll top`; the file has the rest
 PEERS_KEPT = 2 * MEMBERS_MAX  # of whom there are rows: the members, and some that have gone
 FIGURE_MAX = 1e18  # a time in seconds, a count of bytes: beyond it is nonsense, and NaN is beyond
 
