@@ -95,6 +95,7 @@ class Checkpointer:
         self._ended_s = -math.inf  # when that was written
         self._is_doubted = False  # the state; nothing is written until it is another one
         self._spoilt = False  # what is being written just now
+        self._suspects: list[WrittenCheckpoint] = []  # to be removed when nothing is written
         try:
             self._writer.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer.clean()
@@ -205,24 +206,28 @@ class Checkpointer:
         with it would have the wrong bytes again. Nothing is written until `trust` is called.
         """
         self._is_doubted, self._spoilt = True, self.writing
-        latest = self.latest
-        if latest is not None and time.monotonic() - self._ended_s < DOUBT_S:
+        if self.latest is not None and time.monotonic() - self._ended_s < DOUBT_S:
+            self._suspects.append(self.latest)
             self.latest = None
-            self._take_back(latest)
+        if not self.writing:  # else the thread that writes may be removing others
+            self._take_back()
 
     def trust(self) -> None:
-        """Write checkpoints again: the state has come from the others."""
+        """Write checkpoints again: state has come from the others; if it is wrong, they say so."""
         self._is_doubted = False
 
-    def _take_back(self, written: WrittenCheckpoint) -> None:
-        text = f"round {written.round} is taken back: it may have a copy of wrong bytes"
-        try:
-            self._writer.remove(written.path)
-        except OSError as error:
-            self._daemon.note("disk", f"{written.path} may have wrong bytes, remove it: {error}")
-        else:
-            self._daemon.note("checkpoint", text)
-        self._last_digest = b""
+    def _take_back(self) -> None:
+        suspects, self._suspects = self._suspects, []
+        for written in suspects:
+            self._last_digest = b""
+            text = f"round {written.round} is taken back: it may have a copy of wrong bytes"
+            try:
+                self._writer.remove(written.path)
+            except OSError as error:
+                why = f"{written.path} may have wrong bytes and cannot be removed: {error.strerror}"
+                self._daemon.note("disk", f"{why}; remove it, or a restart may begin with it")
+            else:
+                self._daemon.note("checkpoint", text)
 
     async def close(self) -> None:
         """Give up what is being written; a second call does no harm."""
@@ -244,7 +249,8 @@ class Checkpointer:
         try:
             written = self._write(state, log, incarnation)
             kind, text = "checkpoint", _describe(written)
-            self._folder.prune(written.path)
+            if not self._spoilt:  # else older ones are all that is left
+                self._folder.prune(written.path)
         except CheckpointError as error:
             kind, text = "disk", f"no checkpoint: what was written cannot be read: {error.what}"
         except (AtollError, MemoryError) as error:
@@ -289,8 +295,10 @@ class Checkpointer:
 
     def _finished(self, written: WrittenCheckpoint | None, kind: str, text: str) -> None:
         spoilt, self._spoilt = self._spoilt, False
-        if written and spoilt:
-            self._take_back(written)
+        if spoilt:
+            self._suspects += [written] if written else []
+            self._take_back()
+        if spoilt and written:
             self.idle.set()
             return
         is_news = kind != "checkpoint" or self.latest is None or not self._quiet

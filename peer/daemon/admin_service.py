@@ -16,6 +16,8 @@ from atoll.peer.membership.view import MEMBERS_MAX, is_quorum, short
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
 from atoll.peer.telemetry.rows import plain_row
 
+ROWS_TOLD_MAX = 1000  # in one answer, which has to fit into a local message of 1 MiB
+
 
 class AdminService:
     """Answer the commands that are not a trainer's own."""
@@ -39,13 +41,13 @@ class AdminService:
         return snapshot(self._parts)
 
     async def _rows(self, client: bytes, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the last rows of all peers (telemetry/rows.py), in the order in which they came.
+        """Return the last rows of all peers (telemetry/rows.py), the oldest first.
 
-        Of each peer at most ``last``.
+        Of each peer at most ``last``, and of all at most ROWS_TOLD_MAX.
         """
         table, last = self._parts.rows.table, max(1, int(arguments.get("last", 1)))
         found = [plain_row(p, row) for p in table.peers() for row in table.rows(p)[-last:]]
-        return sorted(found, key=lambda row: float(row["unix_s"]))
+        return sorted(found, key=lambda row: float(row["unix_s"]))[-ROWS_TOLD_MAX:]
 
     async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
         asyncio.get_running_loop().call_soon(self._daemon.leave)

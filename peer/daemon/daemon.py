@@ -332,8 +332,10 @@ class Daemon:
             self._moved_on(event)
         elif isinstance(event, ev.HomeRead) and self.parts.durability is not None:
             self.parts.durability.moved_to(event.round, applied=True)
-        if self.node.follower.submissions:
-            self.parts.round_clock.waits_for(self.node.heartbeats.waiting[0])
+        own = self.node.follower
+        if own.submissions and own.round + 1 not in own.begins:  # later, all are waited for
+            late = self.node.heartbeats.waiting[0]
+            self.parts.round_clock.waits_for(tuple(p for p in late if p != self.node.me.peer))
         if self._on_view is not None:
             self.tell_view(self._on_view)
         if self._timer is not None:

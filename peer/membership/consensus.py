@@ -269,6 +269,7 @@ class Proposer:
         lost = bool(disputed) or not base.held or base.round < self.view.base_round
         is_known = not disputed and base.round >= self.view.base_round
         spared = last_held(reports, base) if is_known else None
+        # Of operations that nobody has, only who is silent may know.
         is_sure = spared is not None and self._heard.keys() >= {*self.view.replicas}
         if not lost or is_sure:
             self._wait.since_s = None

@@ -47,7 +47,7 @@ class Reading(NamedTuple):
 
 
 def interface(lab: Lab, host: int) -> Reading:
-    """What the kernel has counted at a host's one interface to the others."""
+    """Hold what the kernel has counted at a host's one interface to the others."""
     text = lab.run(host, "cat", "/proc/net/dev").stdout
     fields = next(line.split(":")[1].split() for line in text.splitlines() if "eth0:" in line)
     return Reading(time.monotonic(), int(fields[0]), int(fields[8]))

@@ -358,7 +358,7 @@ class Soak:
         self.down.discard(name)
 
     def invite_of_others(self, name: str) -> str:
-        """What somebody else gives out who has answered a moment ago; "" if nobody does now."""
+        """Return the invite of another who has answered a moment ago; "" if nobody gives one."""
         for other in NAMES:
             if other != name and self.watch.fresh(other, time.monotonic() - FRESH_S):
                 with contextlib.suppress(AtollError):  # it has been stopped since

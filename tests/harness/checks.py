@@ -88,8 +88,11 @@ class Checker:
             assert view.base_chain == chain, f"invariant 5: view {view.number} rewrites {number}"
 
     def _rolled_back(self, lineage: bytes, decided_in: int, number: int, until: int) -> bool:
-        """Whether a view up to this one took that round back: a flagged rollback, or one behind
-        operations only, which nobody in it held (Statements)."""
+        """Return whether a view up to this one took that round back.
+
+        That is a flagged rollback, or one behind operations only, which nobody in it held
+        (Statements).
+        """
         later = [v for v in self.rollbacks if v.lineage == lineage]
         later += [v for v in self.views.values() if self._forgets_operations(v, number)]
         return any(decided_in < v.number <= until and v.base_round < number for v in later)

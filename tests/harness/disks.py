@@ -170,7 +170,7 @@ class Disk:
         return self._fold(holds_state)
 
     def read(self) -> Recovered:
-        """What a replica's home said when it was opened, without the files that turn out bad."""
+        """Return what a replica's home said when it was opened, without files that are bad."""
         for place in self.rotten & self.rounds.keys():
             del self.rounds[place]
         self.checkpoints = [each for each in self.checkpoints if each.chain not in self.rotten]

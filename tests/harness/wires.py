@@ -12,9 +12,9 @@ from pathlib import Path
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.identity import Home
 from atoll.peer.net.tls import TlsChannel
-from atoll.peer.streams.stream import DataStream, SealedStream, TlsStream
+from atoll.peer.streams.stream import DataStream, PlainStream, SealedStream, TlsStream
 
-__all__ = ["SECRET", "Call", "ends", "receive", "sockets", "tls_ends"]
+__all__ = ["SECRET", "Call", "ends", "pair", "receive", "sockets", "tls_ends"]
 
 SECRET = bytes(range(32))
 
@@ -51,6 +51,15 @@ def tls_ends(
         return TlsStream(dialler.take(), "a"), TlsStream(acceptor.take(), "b")
 
     return asyncio.run(shaken())
+
+
+def pair(
+    cipher: str, wires: tuple[socket.socket, socket.socket], folder: Path
+) -> tuple[DataStream, DataStream]:
+    """Return both ends of one stream with this cipher."""
+    if cipher == "none":
+        return PlainStream(wires[0], "a"), PlainStream(wires[1], "b")
+    return tls_ends(wires, folder) if cipher == "tls" else ends(wires)
 
 
 def receive(stream: DataStream, count: int, *, idle: bool = False) -> bytes:

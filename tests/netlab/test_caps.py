@@ -7,11 +7,13 @@ before the first to after the second: a machine that is busy only makes it longe
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from harness.labnet import LabNet
-from harness.processes import fleet, until
+from harness.processes import Fleet, fleet, until
 
 from atoll.peer.lab.lab import Lab
 
@@ -26,7 +28,7 @@ CAPPED, HOST = "c", 2
 
 
 class Counter:
-    """How fast a host has sent and received since this was made."""
+    """Measure how fast a host has sent and received since this was made."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab, self._since_s = lab, time.monotonic()
@@ -45,13 +47,20 @@ class Counter:
         )
 
 
-@pytest.mark.timeout(300)
-def test_rounds_keep_to_the_caps_of_one_and_go_on(tmp_path: Path) -> None:
+@contextmanager
+def capped_run(folder: Path) -> Iterator[tuple[Lab, Fleet]]:
+    """Give daemons on hosts of their own, of which one has caps."""
     with (
         Lab(3, rate_mbit=LINK_MBIT, rtt_ms=TRIP_MS) as lab,
-        fleet(tmp_path, LabNet(lab)) as run,  # type: ignore[arg-type]  # as much of a net as needed
+        fleet(folder, LabNet(lab)) as run,  # type: ignore[arg-type]  # as much of a net as needed
     ):
         run.options = lambda name: CAPS if name == CAPPED else ()
+        yield lab, run
+
+
+@pytest.mark.timeout(300)
+def test_rounds_keep_to_the_caps_of_one_and_go_on(tmp_path: Path) -> None:
+    with capped_run(tmp_path) as (lab, run):
         run.form("abc")
         for name in "abc":
             run.train(name, ELEMENTS, inner_s=1.0, codec="float32")  # probes have time in between
@@ -83,11 +92,7 @@ def test_rounds_keep_to_the_caps_of_one_and_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_state_is_loaded_within_the_cap(tmp_path: Path) -> None:
-    with (
-        Lab(3, rate_mbit=LINK_MBIT, rtt_ms=TRIP_MS) as lab,
-        fleet(tmp_path, LabNet(lab)) as run,  # type: ignore[arg-type]  # as much of a net as needed
-    ):
-        run.options = lambda name: CAPS if name == CAPPED else ()
+    with capped_run(tmp_path) as (lab, run):
         run.form("ab")
         for name in "ab":
             run.train(name, 3 * ELEMENTS, inner_s=3600.0, codec="float32")

@@ -1,4 +1,4 @@
-"""What the files in deploy/ start, on hosts of their own: with their commands and their variables.
+"""Run what the files in deploy/ start, on hosts of their own, with their commands and variables.
 
 The files themselves are checked by `make check-deploy`, with the tools that read them.
 """

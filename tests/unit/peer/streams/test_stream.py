@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness.wires import Call, ends, receive, sockets, tls_ends
+from harness.wires import Call, pair, receive, sockets
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.streams import stream as datastream
@@ -32,11 +32,7 @@ def streams(
 ) -> Iterator[tuple[DataStream, DataStream]]:
     """The sending and the receiving end of one stream."""
     with sockets() as wires:
-        made: tuple[DataStream, DataStream] = PlainStream(wires[0], "a"), PlainStream(wires[1], "b")
-        if request.param == "aes-256-gcm":
-            made = ends(wires)
-        elif request.param == "tls":
-            made = tls_ends(wires, tmp_path)
+        made = pair(request.param, wires, tmp_path)
         assert made[0].cipher == made[1].cipher == request.param
         yield made
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness.wires import Call, ends, receive, sockets, tls_ends
+from harness.wires import Call, pair, receive, sockets
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.caps.caps import UNCAPPED, Caps
 from atoll.peer.net.byte_counts import CONTROL, ROUNDS, STATE, ByteCounts
-from atoll.peer.streams.stream import DataStream, PlainStream
+from atoll.peer.streams.stream import DataStream
 
 PATTERN = bytes(range(251)) * 4000  # 1 MB whose period shares no factor with a record
 RATE, LATER_S = 4e6, 0.3  # of a cap; a call that has not ended by then waits
@@ -24,11 +24,7 @@ def streams(
 ) -> Iterator[tuple[DataStream, DataStream]]:
     """The sending and the receiving end of one stream, each of a daemon with caps of its own."""
     with sockets() as wires:
-        made: tuple[DataStream, DataStream] = PlainStream(wires[0], "a"), PlainStream(wires[1], "b")
-        if request.param == "aes-256-gcm":
-            made = ends(wires)
-        elif request.param == "tls":
-            made = tls_ends(wires, tmp_path)
+        made = pair(request.param, wires, tmp_path)
         for number, stream in enumerate(made):
             (tmp_path / str(number)).mkdir()
             stream.counts = ByteCounts(Caps(UNCAPPED, tmp_path / str(number), lambda line: None))
@@ -90,37 +86,27 @@ def test_what_goes_at_once_is_charged(streams: tuple[DataStream, DataStream]) ->
     assert moved(streams[0]) == (1000, 300)
 
 
-def test_close_wakes_a_sender_that_waits_for_its_cap(
-    streams: tuple[DataStream, DataStream],
+@pytest.mark.parametrize("waits", ["sender", "receiver"])
+def test_close_wakes_who_waits_for_a_cap(
+    streams: tuple[DataStream, DataStream], waits: str
 ) -> None:
     sender, receiver = streams
-    capped(sender, up=4e3)
+    if waits == "sender":
+        capped(sender, up=4e3)
+    else:
+        capped(receiver, down=4e3)
     sending = Call(lambda: sender.sendall(PATTERN))
     reading = Call(lambda: receive(receiver, len(PATTERN)))
-    sending.join(LATER_S)
-    assert sending.is_alive()
-    sender.close()
+    ours, theirs = (sending, reading) if waits == "sender" else (reading, sending)
+    ours.join(LATER_S)
+    assert ours.is_alive()
+    (sender if waits == "sender" else receiver).close()
     with pytest.raises(ConnectError, match="closed on this side"):
-        sending.end()
+        ours.end()
+    if waits == "receiver":
+        sender.close()
     with pytest.raises(ConnectError):
-        reading.end()
-
-
-def test_close_wakes_a_receiver_that_waits_for_its_cap(
-    streams: tuple[DataStream, DataStream],
-) -> None:
-    sender, receiver = streams
-    capped(receiver, down=4e3)
-    sending = Call(lambda: sender.sendall(PATTERN))
-    reading = Call(lambda: receive(receiver, len(PATTERN)))
-    reading.join(LATER_S)
-    assert reading.is_alive()
-    receiver.close()
-    with pytest.raises(ConnectError, match="closed on this side"):
-        reading.end()
-    sender.close()
-    with pytest.raises(ConnectError):
-        sending.end()
+        theirs.end()
 
 
 def test_an_idle_reader_keeps_no_bytes_from_others(
