@@ -42,6 +42,7 @@ def test_every_peer_has_the_rows_of_all_and_they_add_up(tmp_path: Path) -> None:
         for row in later:
             parts = sum(float(row.get(name, 0.0)) for name in ("compute_s", "wait_s", "exchange_s"))  # type: ignore[arg-type]
             assert 0 <= parts <= float(row["took_s"]) + 0.1  # type: ignore[arg-type]
+            assert row["peer"] not in row.get("waited_for", ())  # type: ignore[operator]
             assert sum(row["sent"]) > 0  # type: ignore[arg-type, call-overload]
         assert any(float(row.get("compute_s", 0.0)) > INNER_S / 2 for row in later)  # type: ignore[arg-type]
         told = ask(homes["b"], "rows", last=1)

@@ -261,6 +261,24 @@ def test_what_may_be_a_copy_of_wrong_bytes_is_taken_back(
     asyncio.run(scenario())
 
 
+def test_older_checkpoints_stay_where_the_newest_is_taken_back(
+    home: Home, run: TinyRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        daemon = Daemon(folder, home, run)
+        for _ in range(2):
+            await daemon.checkpoint()
+        before = {path.name for path in candidates(folder)}
+        monkeypatch.setattr(schedule, "DOUBT_S", 0.0)  # those were long ago
+        daemon.commit()
+        daemon.checkpointer.doubt()
+        await daemon.noted()
+        assert {path.name for path in candidates(folder)} == before
+        assert len(before) == 2
+
+    asyncio.run(scenario())
+
+
 def test_rounds_that_overtake_every_try_are_an_event(
     home: Home, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
