@@ -88,8 +88,12 @@ class EventFile:
         except OSError as error:
             self._fail(f"cannot write events to {self.path}: {error.strerror}")
             return False
-        if disk.f_bavail * disk.f_frsize < FREE_BYTES_MIN:
-            self._fail(f"the disk of {self.path} is nearly full: events are not written there")
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if free_bytes < FREE_BYTES_MIN:
+            self._fail(
+                f"the disk under {self.path} has {free_bytes / 1e6:.0f} MB free; events are written"
+                f" from {FREE_BYTES_MIN / 1e6:.0f} MB: the rest is for rounds and checkpoints"
+            )
             return False
         self._is_silent = False
         return True

@@ -88,7 +88,7 @@ def test_a_disk_that_is_nearly_full_is_left_to_others_and_that_is_said_once(
     for number in range(5):
         file.append(of(number))
     assert len(said) == 1
-    assert "nearly full" in said[0]
+    assert "MB free; events are written from 67 MB" in said[0]
     assert numbers(tmp_path) == []
     free["blocks"] = 1 << 30
     file.append(of(7))
