@@ -10,16 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness.metadata_server import MetadataServer
-from harness.processes import DAEMON, Fleet, Peer, Process, fleet, until
+from harness.processes import DAEMON, Fleet, Process, fleet, until
+from harness.supervised import SYNC_EVERY, joining, supervise, trains
 
 from atoll.peer.net.invite import Invite
 
-LEAVING = Path(__file__).parents[1] / "harness" / "leaving_trainer.py"
-SYNC_EVERY, STEP_S = 40, 0.03
 PYTHON = (sys.executable, "-c")
 
 
@@ -29,63 +27,17 @@ def run(tmp_path: Path) -> Iterator[Fleet]:
         yield made
 
 
-def start(run: Fleet, name: str, *options: str, command: tuple[str, ...], **env: str) -> Peer:
-    """`atoll run`, in place of the daemon of a peer."""
-    line = ["run", "--home", str(run.folder / name), "--listen", "127.0.0.1:0", *options]
-    log = run.folder / f"{name}.run.log"
-    process = Process([sys.executable, *DAEMON, *line, "--", *command], log, **env)
-    peer = Peer.__new__(Peer)
-    peer.__dict__.update(process.__dict__, home=run.folder / name, name=name)
-    run.peers[name] = peer
-    return peer
-
-
-def trains(
-    method: str = "diloco", rounds: int = 0, step_s: float = STEP_S, *options: str
-) -> tuple[str, ...]:
-    figures = (method, str(SYNC_EVERY), str(step_s), str(rounds))
-    return (sys.executable, str(LEAVING), *figures, *options)
-
-
-def last(process: Process, key: str) -> Any:
-    return next((line[key] for line in reversed(process.lines) if key in line), None)
-
-
-def daemon_pid(peer: Peer) -> int:
-    """Its process id: the child of `atoll run` that is a daemon."""
-
-    def found() -> int:
-        children = Path(f"/proc/{peer.pid}/task/{peer.pid}/children").read_text().split()
-        for child in children:
-            words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-            if b"atoll.peer.cli" in words:
-                return int(child)
-        return 0
-
-    return until(found, "there is a daemon", peer)
-
-
-def takes_steps(peer: Process, least: int) -> None:
-    until(lambda: (last(peer, "since") or 0) >= least, f"{least} local steps", peer)
-
-
-def said(peer: Process) -> list[str]:
-    return [line for line in peer.text.splitlines() if line.startswith("atoll run: ")]
-
-
 # ---------------------------------------------------------------- a script that ends, or dies
 
 
 def test_a_script_that_is_done_leaves_the_run_in_order(run: Fleet) -> None:
     run.up("a")
-    (run.folder / "invite").write_text(run.invite)
     told = "import os, json; print(json.dumps({'home': os.environ['ATOLL_HOME']}))"
-    invite = ("--invite-file", str(run.folder / "invite"))
-    peer = start(run, "b", *invite, command=(*PYTHON, told))
+    peer = supervise(run, "b", *joining(run), command=(*PYTHON, told))
     assert peer.ends() == 0
-    assert last(peer, "home") == str(peer.home)
+    assert peer.last("home") == str(peer.home)
     assert "left the run" in peer.text
-    assert said(peer) == ["atoll run: the script is done"]
+    assert peer.said == ["atoll run: the script is done"]
     run.sees("a", 1)
 
 
@@ -99,10 +51,10 @@ def test_a_script_that_dies_is_started_again_and_each_time_said(run: Fleet) -> N
         "if lives == 1: os.kill(os.getpid(), 9)\n"
         "sys.exit(0 if lives == 3 else 4)"
     )
-    peer = start(run, "a", "--run", "demo", command=(*PYTHON, dies))
+    peer = supervise(run, "a", "--run", "demo", command=(*PYTHON, dies))
     assert peer.ends() == 0
     assert flag.read_text() == "3"
-    lines = said(peer)
+    lines = peer.said
     assert len(lines) == 3
     assert re.search(r"the script was killed by SIGKILL after .* in 1 s \(restart 1 of", lines[0])
     assert re.search(r"the script ended with exit code 4 after .* in 2 s \(restart 2 of", lines[1])
@@ -110,7 +62,7 @@ def test_a_script_that_dies_is_started_again_and_each_time_said(run: Fleet) -> N
 
 def test_restarts_have_a_limit_and_the_exit_code_is_the_script_s(run: Fleet) -> None:
     command = (*PYTHON, "import sys; sys.exit(7)")
-    peer = start(run, "a", "--run", "demo", "--restarts", "1", command=command)
+    peer = supervise(run, "a", "--run", "demo", "--restarts", "1", command=command)
     assert peer.ends() == 7
     assert "after 1 restarts within 60 min: giving up" in peer.text
     assert "left the run" in peer.text
@@ -147,7 +99,7 @@ def test_what_cannot_be_run_is_said_before_anything_is_started(
 
 def test_a_second_daemon_of_one_home_is_refused(run: Fleet) -> None:
     home = run.up("a").home
-    peer = start(run, "b", "--run", "demo", "--home", str(home), command=(*PYTHON, ""))
+    peer = supervise(run, "b", "--run", "demo", "--home", str(home), command=(*PYTHON, ""))
     assert peer.ends() == 2
     assert "ATOLL-E11" in peer.text
 
@@ -157,7 +109,7 @@ def test_a_daemon_that_cannot_be_helped_ends_with_its_code(run: Fleet) -> None:
     wrong = Invite(invite.host, invite.port, invite.run, invite.fingerprint, b"x" * 32)
     (run.folder / "invite").write_text(str(wrong))
     command = (*PYTHON, "import time; time.sleep(600)")
-    peer = start(run, "b", "--invite-file", str(run.folder / "invite"), command=command)
+    peer = supervise(run, "b", "--invite-file", str(run.folder / "invite"), command=command)
     assert peer.ends() == 11
     assert "ATOLL-E21" in peer.text
     assert "the daemon ended with exit code 11, and to start it again would not help" in peer.text
@@ -169,12 +121,11 @@ def test_a_daemon_that_cannot_be_helped_ends_with_its_code(run: Fleet) -> None:
 def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet) -> None:
     """The survivor's parameters move by the mean of what both have done, weighed by steps."""
     run.up("a")
-    (run.folder / "invite").write_text(run.invite)
     log = run.folder / "trainer-a.log"
     stays = Process(list(trains()), log, ATOLL_HOME=str(run.peers["a"].home))
     run.trainers["a"] = stays
-    peer = start(run, "b", "--invite-file", str(run.folder / "invite"), command=trains())
-    until(lambda: last(peer, "round") and last(peer, "since") == 10, "it trains", peer, stays)
+    peer = supervise(run, "b", *joining(run), command=trains())
+    until(lambda: peer.last("round") and peer.last("since") == 10, "it trains", peer, stays)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
     assert "left the run" in peer.text
@@ -182,8 +133,8 @@ def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet
     assert found is not None, peer.text
     steps, number = int(found[1]), int(found[2])
     assert 10 <= steps < SYNC_EVERY
-    until(lambda: (last(stays, "round") or 0) > number, "the other goes on", stays)
-    # Where each round began: the first line of it has one step of its own behind it.
+    until(lambda: stays.lines[-1].get("round", 0) > number, "the other goes on", stays)
+    # Where each round began: no step of it is behind its first line.
     begins = {line["round"]: line["at"] for line in stays.lines if line.get("since") == 0}
     moved = begins[number - 1] - begins[number]
     mean = (SYNC_EVERY**2 + steps**2) / (SYNC_EVERY + steps)
@@ -194,17 +145,16 @@ def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_run_of_one_goes_on_where_a_signal_has_ended_it(run: Fleet, number: int) -> None:
     options = ("--run", "demo")
-    peer = start(run, "a", *options, command=trains())
-    takes_steps(peer, 5)
+    peer = supervise(run, "a", *options, command=trains())
+    peer.takes_steps(5)
     peer.kill(number)
     assert peer.ends() == 0
     found = re.search(r"local steps? counted in round (\d+)", peer.text)
     assert found is not None, peer.text
     assert "it ends without leaving" in peer.text
-    (run.folder / "a.run.log").rename(run.folder / "first.log")
-    again = start(run, "a", *options, command=trains(rounds=int(found[1]) + 1))
+    again = supervise(run, "a", *options, command=trains(rounds=int(found[1]) + 1))
     assert again.ends() == 0
-    assert last(again, "attached") == int(found[1])
+    assert again.last("attached") == int(found[1])
     assert "left the run" in again.text  # a script that is done has no reason to come back
 
 
@@ -217,9 +167,9 @@ def test_a_run_of_one_goes_on_where_a_signal_has_ended_it(run: Fleet, number: in
     ],
 )
 def test_every_method_hands_in_what_it_has(run: Fleet, method: str) -> None:
-    peer = start(run, "a", "--run", "demo", command=trains(method))
-    until(lambda: (last(peer, "round") or 0) >= (1 if method == "noloco" else 3), "trains", peer)
-    takes_steps(peer, 3)
+    peer = supervise(run, "a", "--run", "demo", command=trains(method))
+    peer.is_at_round(1 if method == "noloco" else 3)
+    peer.takes_steps(3)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
     outcome = {
@@ -235,9 +185,9 @@ def test_a_second_signal_kills_both(run: Fleet) -> None:
         "import signal, time\nsignal.signal(15, lambda *_: print('told', flush=True))\n"
         "print('ready', flush=True)\nwhile True: time.sleep(1)",
     )
-    peer = start(run, "a", "--run", "demo", command=command)
+    peer = supervise(run, "a", "--run", "demo", command=command)
     until(lambda: "ready" in peer.text, "the script runs", peer)
-    daemon = daemon_pid(peer)
+    daemon = peer.children()["daemon"]
     peer.kill(signal.SIGTERM)
     until(lambda: "told" in peer.text, "the script is told", peer)
     peer.kill(signal.SIGTERM)
@@ -247,14 +197,13 @@ def test_a_second_signal_kills_both(run: Fleet) -> None:
 
 def test_a_script_that_does_not_end_is_killed_and_the_daemon_leaves(run: Fleet) -> None:
     run.up("a")
-    (run.folder / "invite").write_text(run.invite)
     command = (
         *PYTHON,
         "import signal, time, os\nsignal.signal(15, signal.SIG_IGN)\n"
         "print('ready', flush=True)\nwhile True: time.sleep(1)",
     )
-    options = ("--invite-file", str(run.folder / "invite"), "--grace-s", "8")
-    peer = start(run, "b", *options, command=command)
+    options = (*joining(run), "--grace-s", "8")
+    peer = supervise(run, "b", *options, command=command)
     until(lambda: "ready" in peer.text, "the script runs", peer)
     run.sees("a", 2)
     peer.kill(signal.SIGTERM)
@@ -264,38 +213,38 @@ def test_a_script_that_does_not_end_is_killed_and_the_daemon_leaves(run: Fleet) 
 
 
 def test_a_handler_of_the_script_s_own_is_left_alone(run: Fleet) -> None:
-    peer = start(run, "a", "--run", "demo", command=trains("diloco", 0, STEP_S, "own"))
-    takes_steps(peer, 3)
+    peer = supervise(run, "a", "--run", "demo", command=trains("diloco", "own"))
+    peer.takes_steps(3)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0  # everything has ended in order, as it was told to
-    assert last(peer, "own") is True
+    assert peer.last("own") is True
     assert "counted" not in peer.text
 
 
 def test_a_loop_can_end_by_itself_after_it_has_handed_in(run: Fleet) -> None:
-    peer = start(run, "a", "--run", "demo", command=trains("diloco", 0, STEP_S, "stays"))
-    takes_steps(peer, 3)
+    peer = supervise(run, "a", "--run", "demo", command=trains("diloco", "stays"))
+    peer.takes_steps(3)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
     assert re.search(r"SIGTERM: its last \d+ local steps counted in round \d+\n", peer.text)
-    assert last(peer, "left") is True
+    assert peer.last("left") is True
 
 
 def test_steps_whose_round_does_not_come_in_time_are_lost_and_that_is_said(run: Fleet) -> None:
     options = ("--run", "demo", "--min-trainers", "2")
-    peer = start(run, "a", *options, command=trains("diloco", 0, STEP_S, "hurries"))
-    takes_steps(peer, 3)
+    peer = supervise(run, "a", *options, command=trains("diloco", "hurries"))
+    peer.takes_steps(3)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
     assert "SIGTERM: its steps since the last round are lost: no commit for 1 s" in peer.text
-    assert last(peer, "left") is True
+    assert peer.last("left") is True
 
 
 def test_signals_to_all_processes_of_a_job_end_the_script_first(run: Fleet) -> None:
     """As Slurm and systemd's default send them: the daemon does not go by itself."""
-    peer = start(run, "a", "--run", "demo", command=trains())
-    takes_steps(peer, 3)
-    for pid in (daemon_pid(peer), last(peer, "pid"), peer.pid):
+    peer = supervise(run, "a", "--run", "demo", command=trains())
+    peer.takes_steps(3)
+    for pid in (peer.children()["daemon"], peer.last("pid"), peer.pid):
         os.kill(pid, signal.SIGTERM)
     assert peer.ends() == 0
     assert re.search(r"local steps counted in round", peer.text), peer.text
@@ -304,8 +253,8 @@ def test_signals_to_all_processes_of_a_job_end_the_script_first(run: Fleet) -> N
 
 def test_a_shell_around_the_script_does_not_cost_its_steps(run: Fleet) -> None:
     line = " ".join(map(repr, trains()))
-    peer = start(run, "a", "--run", "demo", command=("sh", "-c", f"{line}; echo after"))
-    takes_steps(peer, 3)
+    peer = supervise(run, "a", "--run", "demo", command=("sh", "-c", f"{line}; echo after"))
+    peer.takes_steps(3)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
     assert re.search(r"local steps counted in round", peer.text), peer.text
@@ -317,22 +266,22 @@ def test_what_a_script_has_started_ends_with_it(run: Fleet) -> None:
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(json.dumps({'child': child.pid}), flush=True)\nsys.exit(5)"
     )
-    peer = start(run, "a", "--run", "demo", "--restarts", "0", command=(*PYTHON, starts))
+    peer = supervise(run, "a", "--run", "demo", "--restarts", "0", command=(*PYTHON, starts))
     assert peer.ends() == 5
-    assert not Path(f"/proc/{last(peer, 'child')}").exists()
+    assert not Path(f"/proc/{peer.last('child')}").exists()
 
 
 # ---------------------------------------------------------------- a daemon that dies
 
 
 def test_a_daemon_that_dies_comes_back_and_the_run_goes_on(run: Fleet) -> None:
-    peer = start(run, "a", "--run", "demo", command=trains())
-    until(lambda: (last(peer, "round") or 0) >= 2, "a round", peer)
-    os.kill(daemon_pid(peer), signal.SIGKILL)
+    peer = supervise(run, "a", "--run", "demo", command=trains())
+    peer.is_at_round(2)
+    os.kill(peer.children()["daemon"], signal.SIGKILL)
     until(lambda: "the daemon was killed by SIGKILL" in peer.text, "it is noticed", peer)
-    before = last(peer, "round")
-    until(lambda: (last(peer, "round") or 0) > before + 1, "rounds go on", peer)
-    assert sum("the daemon was killed" in line for line in said(peer)) == 1
+    before = peer.last("round")
+    until(lambda: (peer.last("round") or 0) > before + 1, "rounds go on", peer)
+    assert sum("the daemon was killed" in line for line in peer.said) == 1
     assert "back in run demo" in peer.text
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
@@ -340,7 +289,7 @@ def test_a_daemon_that_dies_comes_back_and_the_run_goes_on(run: Fleet) -> None:
 
 def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
     command = (*PYTHON, "import time\nprint('ready', flush=True)\ntime.sleep(600)")
-    peer = start(run, "a", "--run", "demo", command=command)
+    peer = supervise(run, "a", "--run", "demo", command=command)
     until(lambda: "ready" in peer.text, "the script runs", peer)
     line = [sys.executable, *DAEMON, "leave", "--home", str(peer.home)]
     assert subprocess.run(line, capture_output=True, timeout=30).returncode == 0
@@ -355,13 +304,13 @@ def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
 def test_a_notice_of_the_cloud_ends_everything_in_order(run: Fleet, cloud: str) -> None:
     with MetadataServer() as server:
         options = ("--run", "demo", "--on-notice", cloud, "--notice-url", server.url)
-        peer = start(run, "a", *options, command=trains())
-        takes_steps(peer, 3)
+        peer = supervise(run, "a", *options, command=trains())
+        peer.takes_steps(3)
         assert peer.popen.poll() is None
         server.gone_s = time.time() + 100.0
         assert peer.ends() == 0
     name = {"aws": "AWS is to terminate", "gcp": "GCP preempts", "azure": "Azure has scheduled"}
-    assert name[cloud] in said(peer)[0]
+    assert name[cloud] in peer.said[0]
     assert re.search(r"local steps? counted in round", peer.text), peer.text
 
 
@@ -371,9 +320,9 @@ def test_a_notice_of_the_cloud_ends_everything_in_order(run: Fleet, cloud: str) 
 @pytest.mark.slow
 def test_all_ranks_of_torchrun_leave_after_the_same_step(run: Fleet) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    peer = start(run, "a", "--run", "demo", command=(*torchrun, *trains()[1:]))
-    until(lambda: (last(peer, "round") or 0) >= 2, "a round", peer)
-    takes_steps(peer, 3)
+    peer = supervise(run, "a", "--run", "demo", command=(*torchrun, *trains()[1:]))
+    peer.is_at_round(2)
+    peer.takes_steps(3)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
     assert re.search(r"local steps? counted in round", peer.text), peer.text
