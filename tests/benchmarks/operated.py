@@ -7,8 +7,9 @@ random moment, again and again. For each: how long until it has ended, whether i
 and whether its local steps since the last round are in the run's parameters, each as much as those
 of the other peer: every step moves the parameters by 1, so the round says how many there were.
 
-``kills``: `atoll run` alone, whose script is killed at random moments, from its start on. For each:
-after which restart it trains again, from which round, and how many local steps were lost.
+``kills``: `atoll run` alone, whose script is killed at random moments: within three rounds of its
+training, every fifth time while it starts. For each: from which round it goes on, and how many
+local steps were lost.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ GRACE_S = 30.0  # as `atoll run` has it by default
 HANDED_IN = re.compile(r"SIGTERM: its last (\d+) local steps? counted in round (\d+)")
 STEP_S = 0.05
 ROUND_S = SYNC_EVERY * STEP_S
-LIFE_S = 12.0  # of a script that is killed: some of them before they train
+EARLY = 5  # every fifth kill comes at some moment of a script's start ...
+EARLY_S = 5.0  # ... within so long
 
 
 def main() -> int:
@@ -110,24 +112,28 @@ def moved(stays: Process, in_round: int) -> float | None:
 def kills(run: Fleet, times: int, moments: random.Random) -> int:
     """Print a line for each kill of the script, and return how often more was lost than may be."""
     peer = supervise(run, "a", "--run", "demo", command=trains(step_s=STEP_S))
-    print("script killed after   in round   steps lost   restart   goes on from round")
-    lost, good, seen = [], 0, 0
+    print("script killed after        in round   steps lost   goes on from round")
+    lost, good, seen, was_at = [], 0, 0, 0
+    comes_back(peer, seen)
     for number in range(1, times + 1):
+        is_early = number % EARLY == 0
         pid = until(lambda: peer.children().get("script"), "the script is there", peer)
-        life_s = moments.uniform(0.0, LIFE_S)
+        life_s = moments.uniform(0.0, EARLY_S if is_early else 3 * ROUND_S)
         time.sleep(life_s)
         os.kill(pid, signal.SIGKILL)
         until(lambda number=number: deaths(peer) == number, "the death is said", peer)
         life = [line for line in peer.lines[seen:] if "since" in line or "attached" in line]
         seen = len(peer.lines)
-        was_at = (life[-1].get("round") or life[-1].get("attached")) if life else 0
+        was_at = life[-1].get("round", life[-1].get("attached")) if life else was_at
         lost.append(life[-1].get("since", 0) if life else 0)
-        back_at = comes_back(peer, seen) if life else was_at
+        goes_on = (number + 1) % EARLY > 0  # else the next kill comes before that
+        back_at = comes_back(peer, seen) if goes_on else was_at
         fine = back_at >= was_at and lost[-1] < SYNC_EVERY
         good += fine
+        shown = back_at if goes_on else "killed before"
         print(
-            f"{number:3} {life_s:14.2f} s {was_at:10} {lost[-1]:12} {number:9} {back_at:12}"
-            f"{'' if fine else '   TOO MUCH IS LOST'}",
+            f"{number:3} {life_s:8.2f} s {'start' if is_early else 'training':>9} {was_at:10}"
+            f" {lost[-1]:12} {shown:>20}{'' if fine else '   TOO MUCH IS LOST'}",
             flush=True,
         )
     peer.kill(signal.SIGTERM)
