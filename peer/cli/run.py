@@ -10,8 +10,15 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from atoll.collectives.errors import ConfigError, HomeInUseError
+from atoll.collectives.units import listed
 from atoll.peer.cli.admission import add_admission_options, read_invite
-from atoll.peer.cli.daemon import add_durable_option, add_founding_options, add_peer_options
+from atoll.peer.cli.daemon import (
+    KEEP,
+    add_durable_option,
+    add_founding_options,
+    add_peer_options,
+)
+from atoll.peer.cli.settings import FLAG, Parser, SecretAction, settable
 from atoll.peer.durable import OFF
 from atoll.peer.net.identity import default_home, socket_path
 from atoll.peer.net.invite import check_run_name
@@ -21,16 +28,14 @@ from atoll.peer.supervisor.notices import CLOUDS
 GRACE_MAX_S = 3600.0  # a script that takes longer to end has been forgotten
 # Options of `atoll run` itself; all others are the daemon's.
 OWN = {"help", "home", "join", "invite_file", "run", "grace_s", "restarts", "on_notice"}
-OWN |= {"notice_url", "line"}
+OWN |= {"notice_url", "line", "given_invite"}
 # For the first start of a run: given again, they would begin it anew, or from an older state.
 ONCE = {"resume", "force_new_lineage"}
 
 
-def add_run_verb(
-    verbs: Any, up: argparse.ArgumentParser, join: argparse.ArgumentParser
-) -> argparse.ArgumentParser:
+def add_run_verb(verbs: Any, up: Parser, join: Parser) -> Parser:
     """Add ``run`` to the sub-commands; its options for the daemon are those of ``up``, ``join``."""
-    run: argparse.ArgumentParser = verbs.add_parser(
+    run: Parser = verbs.add_parser(
         "run",
         help="daemon and training script as one: starts both, restarts them, ends them in order",
         usage="atoll run (--run NAME | --join INVITE | --invite-file FILE) [options] -- COMMAND",
@@ -43,6 +48,14 @@ def add_run_verb(
         "--join", metavar="INVITE", help="join a run, as `atoll join` does; - reads it"
     )
     run.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
+    run.add_argument(
+        "--invite",
+        dest="given_invite",
+        action=SecretAction,
+        in_file="invite-file",
+        metavar="INVITE",
+        help="that itself, and not here: in ATOLL_INVITE or in atoll.toml",
+    )
     run.add_argument(
         "--grace-s",
         type=grace,
@@ -94,9 +107,7 @@ def restart_count(text: str) -> int:
     return number
 
 
-def _run(
-    parsed: argparse.Namespace, parser: argparse.ArgumentParser, of_join: Collection[str]
-) -> int:
+def _run(parsed: argparse.Namespace, parser: Parser, of_join: Collection[str]) -> int:
     from atoll.peer.client.ipc_client import answers
     from atoll.peer.daemon.ipc_server import LIFELINE
     from atoll.peer.supervisor.machine import Supervisor
@@ -113,9 +124,8 @@ def _run(
         raise ConfigError(
             "--notice-url without --on-notice", fix="say which cloud: --on-notice aws"
         )
-    if parsed.join is not None or parsed.invite_file is not None:
-        _refuse_founding(parsed, parser, of_join)
-    entry, stdin = _entry(parsed)
+    _refuse_once(parsed, parser)
+    entry, stdin = _entry(parsed, parser, of_join)
     first = _words(parsed, parser, OWN)
     later = _words(parsed, parser, OWN | ONCE if parsed.durable != OFF else OWN)
     plan = RunPlan(
@@ -125,6 +135,7 @@ def _run(
         later=[*entry, *later, "--home", str(home)],
         stdin=stdin,
         keeps=parsed.durable != OFF,
+        on_term_keeps=parsed.on_term == KEEP,
         grace_s=parsed.grace_s,
         cloud=parsed.on_notice,
         notice_url=parsed.notice_url,
@@ -150,47 +161,65 @@ def _command(line: Sequence[str]) -> Sequence[str]:
     return words
 
 
-def _entry(parsed: argparse.Namespace) -> tuple[list[str], bytes]:
+def _entry(
+    parsed: argparse.Namespace, parser: Parser, of_join: Collection[str]
+) -> tuple[list[str], bytes]:
     """Return the first words of the daemon's command line, and what it is to read.
 
     An invite goes to its standard input, in each of its lives: anybody can see a command line.
+    Of a flag and what the environment or a file says the flag counts.
     """
-    given = [value for value in (parsed.run, parsed.join, parsed.invite_file) if value is not None]
-    if len(given) != 1:
-        what = "two of --run, --join and --invite-file are given" if given else "no run is named"
+    ways = {
+        name: parsed.settings.options[name] for name in ("run", "join", "invite-file", "invite")
+    }
+    given = {name: way for name, way in ways.items() if way.value is not None}
+    flags = {name: way for name, way in given.items() if way.origin == FLAG}
+    chosen = flags or given
+    if len(chosen) != 1:
+        what = (
+            f"{listed([f'--{name}' for name in chosen])} are given" if chosen else "no run is named"
+        )
         fix = "give one: --run NAME to start or found it, --join INVITE or --invite-file FILE"
         raise ConfigError(what, fix=fix)
-    if parsed.run is None:
-        return ["join", "-"], str(read_invite(given[0])).encode()
-    entry = ["up", f"--run={check_run_name(parsed.run)}"]
-    if parsed.invite is None:
+    ((name, way),) = chosen.items()
+    if name != "run":
+        _refuse_founding(parsed, parser, of_join)
+        return ["join", "-"], str(read_invite(way.value)).encode()
+    entry = ["up", f"--run={check_run_name(way.value)}"]
+    if parsed.settings.options["pass"].origin != FLAG:
         return entry, b""
     invite, parsed.invite = str(read_invite(parsed.invite)), "-"
     return entry, invite.encode()
 
 
-def _words(
-    parsed: argparse.Namespace, parser: argparse.ArgumentParser, without: Collection[str]
-) -> list[str]:
-    """Return the options of the daemon as they were given."""
+def _words(parsed: argparse.Namespace, parser: Parser, without: Collection[str]) -> list[str]:
+    """Return the options of the daemon that were given as flags: it looks for others by itself."""
     words = []
-    for action in parser._actions:
-        value = getattr(parsed, action.dest, None)
-        if action.dest not in without and value != action.default:
-            name = action.option_strings[0]
-            words.append(name if action.nargs == 0 else f"{name}={value}")
+    for name, action in settable(parser).items():
+        if action.dest not in without and parsed.settings.options[name].origin == FLAG:
+            value = getattr(parsed, action.dest)
+            words.append(f"--{name}" if action.nargs == 0 else f"--{name}={value}")
     return words
 
 
-def _refuse_founding(
-    parsed: argparse.Namespace, parser: argparse.ArgumentParser, of_join: Collection[str]
-) -> None:
+def _refuse_founding(parsed: argparse.Namespace, parser: Parser, of_join: Collection[str]) -> None:
     """Raise ConfigError for options of a run that is founded, where one is joined."""
     if founding := _words(parsed, parser, OWN | set(of_join)):
         name = founding[0].partition("=")[0]
         raise ConfigError(
             f"{name} is for --run NAME: whoever joins takes the run as it is", fix="leave it out"
         )
+
+
+def _refuse_once(parsed: argparse.Namespace, parser: Parser) -> None:
+    """Raise ConfigError where each start of the daemon would begin the run anew."""
+    for name, action in settable(parser).items():
+        setting = parsed.settings.options[name]
+        if action.dest in ONCE and setting.value and setting.origin != FLAG:
+            raise ConfigError(
+                f"{name} stands in {setting.where}, where every restart of the daemon reads it",
+                fix=f"give --{name} as a flag: then it is for the first start alone",
+            )
 
 
 def _say(line: str) -> None:

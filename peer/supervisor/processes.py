@@ -60,6 +60,7 @@ class RunPlan:
     later: Sequence[str]
     stdin: bytes = field(default=b"", repr=False)
     keeps: bool = True  # the home remembers the run's state
+    on_term_keeps: bool = False  # the daemon keeps its place when everything is told to end
     grace_s: float
     cloud: str | None = None  # whose notices are asked for
     notice_url: str | None = None
@@ -209,6 +210,10 @@ class ProcessPair:
     async def _leave(self, *, returns: bool) -> None:
         """Let the daemon leave; one that is alone in a run to which it returns just ends."""
         home = self._plan.home
+        if returns and self._plan.on_term_keeps:
+            self._say("the daemon ends and keeps its place in the run (--on-term keep)")
+            self._kill(DAEMON)
+            return
         try:
             status = await asyncio.to_thread(_ask, home, "status") if returns else {}
             if self._plan.keeps and len(status.get("members", ())) == 1 and status["round"]:

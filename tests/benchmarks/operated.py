@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness.processes import Fleet, Process, fleet, until
-from harness.supervised import SYNC_EVERY, Supervised, joining, supervise, trains
+from harness.supervised import SYNC_EVERY, Supervised, joining, round_begins, supervise, trains
 
 GRACE_S = 30.0  # as `atoll run` has it by default
 HANDED_IN = re.compile(r"SIGTERM: its last (\d+) local steps? counted in round (\d+)")
@@ -104,7 +104,7 @@ def moved(stays: Process, in_round: int) -> float | None:
     The other peer prints where it begins each round.
     """
     until(lambda: stays.lines[-1].get("round", 0) > in_round, "the other goes on", stays)
-    begins = {line["round"]: line["at"] for line in stays.lines if line.get("since") == 0}
+    begins = round_begins(stays)
     before, after = begins.get(in_round - 1), begins.get(in_round)
     return None if before is None or after is None else before - after
 

@@ -17,11 +17,13 @@ _serial = itertools.count()
 class Supervised(Peer):
     """`atoll run` with its home; ``text`` is what itself, its daemon and its script have said."""
 
-    def __init__(self, home: Path, options: tuple[str, ...], command: tuple[str, ...]) -> None:
+    def __init__(
+        self, home: Path, options: tuple[str, ...], command: tuple[str, ...], **environment: str
+    ) -> None:
         self.home, self.name = home, home.name
         line = ["run", "--home", str(home), "--listen", "127.0.0.1:0", *options, "--", *command]
         log = home.parent / f"{home.name}.run.{next(_serial)}.log"
-        Process.__init__(self, [sys.executable, *DAEMON, *line], log)
+        Process.__init__(self, [sys.executable, *DAEMON, *line], log, **environment)
 
     def last(self, key: str) -> Any:
         """The newest figure of this name that the script has printed; None before the first."""
@@ -49,11 +51,13 @@ class Supervised(Peer):
         until(lambda: (self.last("round") or 0) >= number, f"round {number}", self)
 
 
-def supervise(run: Fleet, name: str, *options: str, command: tuple[str, ...]) -> Supervised:
+def supervise(
+    run: Fleet, name: str, *options: str, command: tuple[str, ...], **environment: str
+) -> Supervised:
     """Start `atoll run` in place of a daemon of the fleet."""
     if name in run.peers:
         run.forget(name)
-    peer = Supervised(run.folder / name, options, command)
+    peer = Supervised(run.folder / name, options, command, **environment)
     run.peers[name] = peer
     return peer
 
@@ -71,3 +75,9 @@ def trains(
     """The command of a script that trains."""
     figures = (method, str(SYNC_EVERY), str(step_s), str(rounds))
     return (sys.executable, str(LEAVING), *figures, *options)
+
+
+def round_begins(trainer: Process) -> dict[int, float]:
+    """Where the parameters were when each round began in which this trainer was."""
+    first = {line["attached"]: line["at"] for line in trainer.lines if "attached" in line}
+    return first | {line["round"]: line["at"] for line in trainer.lines if line.get("since") == 0}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness.metadata_server import MetadataServer
 from harness.processes import DAEMON, Fleet, Process, fleet, until
-from harness.supervised import SYNC_EVERY, joining, supervise, trains
+from harness.supervised import SYNC_EVERY, joining, round_begins, supervise, trains
 
 from atoll.peer.net.invite import Invite
 
@@ -73,7 +73,7 @@ def test_restarts_have_a_limit_and_the_exit_code_is_the_script_s(run: Fleet) -> 
     [
         (("run", "--run", "demo"), "no training script is given"),
         (("run", "--", "python"), "no run is named"),
-        (("run", "--run", "demo", "--join", "x", "--", "python"), "two of --run"),
+        (("run", "--run", "demo", "--join", "x", "--", "python"), "--run and --join are given"),
         (("run", "--run", "demo", "--", "no-such-command"), "no command 'no-such-command'"),
         (
             ("run", "--run", "demo", "--notice-url", "http://x", "--", "python"),
@@ -134,8 +134,7 @@ def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet
     steps, number = int(found[1]), int(found[2])
     assert 10 <= steps < SYNC_EVERY
     until(lambda: stays.lines[-1].get("round", 0) > number, "the other goes on", stays)
-    # Where each round began: no step of it is behind its first line.
-    begins = {line["round"]: line["at"] for line in stays.lines if line.get("since") == 0}
+    begins = round_begins(stays)
     moved = begins[number - 1] - begins[number]
     mean = (SYNC_EVERY**2 + steps**2) / (SYNC_EVERY + steps)
     assert moved == pytest.approx(mean, rel=1e-4)
@@ -177,6 +176,44 @@ def test_every_method_hands_in_what_it_has(run: Fleet, method: str) -> None:
         "noloco": "it had nothing to hand in",
     }.get(method, r"(\d) of \1 submissions? counted")
     assert re.search(f"SIGTERM: .*{outcome}.*; this script ends", peer.text), peer.text
+
+
+def test_a_peer_that_keeps_its_place_comes_back_into_it(run: Fleet) -> None:
+    run.form("abc")
+    command = (*PYTHON, "import time\nprint('ready', flush=True)\ntime.sleep(600)")
+    peer = supervise(run, "d", *joining(run), "--on-term", "keep", command=command)
+    run.sees("a", 4)
+    until(lambda: "ready" in peer.text, "the script runs", peer)
+    peer.kill(signal.SIGTERM)
+    assert peer.ends() == 0
+    assert "left the run" not in peer.text
+    again = supervise(run, "d", *joining(run), "--on-term", "keep", command=command)
+    until(lambda: "back in run demo" in again.text, "it is back", again)
+    run.sees("a", 4)
+
+
+def test_options_come_from_the_environment_too_and_flags_count_more(run: Fleet) -> None:
+    """An invite that a container gets is on no command line, and the daemon finds the rest."""
+    invite = run.up("a").invite
+    environment = {"ATOLL_INVITE": invite, "ATOLL_ON_TERM": "keep", "ATOLL_GRACE_S": "20"}
+    command = (*PYTHON, "import time\nprint('ready', flush=True)\ntime.sleep(600)")
+    peer = supervise(run, "b", command=command, **environment)
+    run.sees("a", 2)
+    until(lambda: "ready" in peer.text, "the script runs", peer)
+    peer.kill(signal.SIGTERM)
+    assert peer.ends() == 0
+    assert "within 20 s" in peer.said[0]
+    assert "keeps its place" in peer.said[1]
+    own = supervise(run, "c", "--run", "other", command=(*PYTHON, ""), **environment)
+    assert own.ends() == 0
+    assert "of run other" in own.text
+
+
+def test_what_would_begin_a_run_anew_at_each_restart_has_to_be_a_flag(run: Fleet) -> None:
+    environment = {"ATOLL_FORCE_NEW_LINEAGE": "1"}
+    peer = supervise(run, "a", "--run", "demo", command=(*PYTHON, ""), **environment)
+    assert peer.ends() == 2
+    assert "force-new-lineage stands in ATOLL_FORCE_NEW_LINEAGE" in peer.text
 
 
 def test_a_second_signal_kills_both(run: Fleet) -> None:
