@@ -119,12 +119,15 @@ def test_a_daemon_that_cannot_be_helped_ends_with_its_code(run: Fleet) -> None:
 
 
 def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet) -> None:
-    """The survivor's parameters move by the mean of what both have done, weighed by steps."""
+    """The survivor's parameters move by the mean of what both have done, weighed by steps.
+
+    Rounds of 4 s: trainers of a busy machine are waited for, three times as long.
+    """
     run.up("a")
     log = run.folder / "trainer-a.log"
-    stays = Process(list(trains()), log, ATOLL_HOME=str(run.peers["a"].home))
+    stays = Process(list(trains(step_s=0.1)), log, ATOLL_HOME=str(run.peers["a"].home))
     run.trainers["a"] = stays
-    peer = supervise(run, "b", *joining(run), command=trains())
+    peer = supervise(run, "b", *joining(run), command=trains(step_s=0.1))
     until(lambda: peer.last("round") and peer.last("since") == 10, "it trains", peer, stays)
     peer.kill(signal.SIGTERM)
     assert peer.ends() == 0
