@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,13 +25,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import CodecError, ConfigError
+from atoll.collectives.errors import AtollError, CodecError, ConfigError
 from atoll.optim.frozen import Frozen
+from atoll.optim.leaving import LEAVE_WAIT_S, USUAL, Leaving, supervised_leaving
 from atoll.optim.manifest import Manifest
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.schedules import Schedules
-from atoll.optim.sessions import AnySession, Channel, every_rank
+from atoll.optim.sessions import AnySession, Channel, LeadingRank, every_rank
+from atoll.peer.client.console import say
 
 
 class Method(ABC):
@@ -49,12 +51,14 @@ class Method(ABC):
     peer: AnySession
     _channel: Channel
     spec: RunSpec
+    _hands_in: ClassVar[bool] = True  # it has local steps that no round has yet
 
     def __init__(
         self, vector: ModelVector, peer: AnySession, inners: tuple[Optimizer, ...] = ()
     ) -> None:
         self._vector, self.manifest = vector, vector.manifest
         self.peer, self._channel = peer, peer.channel
+        self._ranks = peer.channel if isinstance(peer.channel, LeadingRank) else None
         self._frozen = Frozen(vector.model)
         self._schedules = Schedules()
         self._inners = inners
@@ -63,6 +67,9 @@ class Method(ABC):
         self._loss: Any = None  # that the closure of the step at hand has returned first
         self._in_step = False  # of the last inner optimizer: its scheduler is a step behind
         self._shown = ""  # by which call other parameters are in the model
+        self._leaving: Leaving | None = None
+        self._is_leaving = False  # after the step at hand
+        self.has_left = False  # it has handed in its last steps, and its loop is to end
 
     # ------------------------------------------------------------ for everybody
 
@@ -119,8 +126,33 @@ class Method(ABC):
         """
         self._channel.observe(**figures)
 
+    def leave_on_signal(
+        self, *signals: int, wait_s: float = LEAVE_WAIT_S, exits: bool = True
+    ) -> None:
+        """Leave in order when one of these signals comes; by default SIGTERM or SIGINT.
+
+        At the end of the local step at hand the steps since the last round are submitted (they
+        weigh what they are), and their round is waited for, ``wait_s`` at most. Then the session is
+        closed and the script ends with exit code 0; without ``exits`` it goes on with the run's
+        parameters, and its loop is to end because ``has_left`` is true. Handlers that were there
+        before are called too. `atoll run` does this for scripts that have no handlers.
+
+        ConfigError in another thread than the main one, and for methods that exchange at every
+        step: they have no steps to hand in.
+        """
+        if not self._hands_in:
+            raise ConfigError(
+                f"{type(self).__name__} exchanges at every step: there are no steps to hand in",
+                fix="leave leave_on_signal() out; a signal may end such a trainer at any time",
+            )
+        if self._leaving is not None:
+            self._leaving.close()
+        self._leaving = Leaving(signals or USUAL, wait_s, exits=exits)
+
     def close(self) -> None:
         """Unhook inner optimizers and close the session; the model keeps its parameters."""
+        if self._leaving is not None:
+            self._leaving.close()
         self._unhook()
         self.peer.close()
 
@@ -152,6 +184,8 @@ class Method(ABC):
         except BaseException:
             self._unhook()
             raise
+        if self._inners and self._hands_in:
+            self._leaving = supervised_leaving()
 
     def _hook(self) -> None:
         for inner in self._inners[-1:]:
@@ -168,6 +202,10 @@ class Method(ABC):
     def _step_done(self) -> None:
         """Act on a local step that is complete; ``_steps`` counts it."""
         raise AssertionError(f"{type(self).__name__} follows no inner optimizer")
+
+    def _hand_in(self) -> str:
+        """Submit what there is since the last round, wait for it, and say what became of it."""
+        return "it had nothing to hand in"
 
     def _follow(self) -> None:
         """Bring learning rates to ``global_step``, which may have jumped."""
@@ -221,11 +259,37 @@ class Method(ABC):
         if self._loss is not None:
             self.report(loss=self._loss)
             self._loss = None
-        self._in_step = True
+        self._in_step, self._is_leaving = True, self._leaves_now()
         try:
+            if self._is_leaving and self._leaving is not None:
+                self._channel.hurry(self._leaving.wait_s)
             self._step_done()
+            if self._is_leaving:
+                self._leave()
         finally:
-            self._in_step = False
+            self._in_step = self._is_leaving = False
+
+    def _leaves_now(self) -> bool:
+        """Return whether this step is the last, in all ranks alike."""
+        if self.has_left:
+            return False
+        asked = self._leaving is not None and self._leaving.asked != ""
+        return asked if self._ranks is None else self._ranks.leaves_after(self._steps, asked)
+
+    def _leave(self) -> None:
+        """Hand in what there is; then end the script, or let its loop do so."""
+        leaving, self.has_left = self._leaving, True
+        try:
+            became = self._hand_in()
+        except AtollError as error:
+            became = f"its steps since the last round are lost: {error.what}"
+        asked = leaving.asked if leaving is not None else ""
+        exits = leaving is None or leaving.exits
+        ends = "; this script ends" if exits else ""
+        say(f"{asked or 'another rank was told to end'}: {became}{ends}")
+        if exits:
+            self.close()
+            raise SystemExit(0)
 
     def _before_step(self, _optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Watch what a closure returns: hooks do not see it."""

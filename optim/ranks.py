@@ -34,6 +34,7 @@ from atoll.peer.client.shared_memory import Region, map_floats
 from atoll.peer.client.trainer_channel import Outcome
 
 KINDS = ("committed", "missed", "reload")
+STEP_FLOATS = 2  # as long as the number of a step, at the end of what the ranks share
 
 
 def attach(
@@ -115,6 +116,7 @@ class RankSession:
         self._fragments: list[slice] = []
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
+        self._last_step = np.zeros(1, np.int64)  # after which all leave; 0: nobody was told to
 
     @property
     def channel(self) -> Self:
@@ -131,8 +133,10 @@ class RankSession:
         ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
         grid = manifest.grid
         self._fragments = [slice(grid.bounds(a)[0], grid.bounds(b - 1)[1]) for a, b in ranges]
-        shared = self._share(2 * manifest.elements)
-        self._out, self._in = shared[: manifest.elements], shared[manifest.elements :]
+        both = 2 * manifest.elements
+        shared = self._share(both + STEP_FLOATS)
+        self._out, self._in = shared[: manifest.elements], shared[manifest.elements : both]
+        self._last_step = shared[both:].view(np.int64)
         initial(self._out)
         self._meet()
         self._lead(lambda s: s.attach(spec, manifest, lambda f: np.copyto(f, self._out), frozen))
@@ -196,6 +200,17 @@ class RankSession:
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
         return bool(flag)
 
+    def leaves_after(self, step: int, asked: bool) -> bool:
+        """Return whether all ranks leave after this step.
+
+        The first rank says which one that is: the next, because others may have this one behind
+        them. None of them ends the next step before it has said so, as each exchanges gradients
+        with it.
+        """
+        if asked and self._rank == 0 and not self._last_step[0]:
+            self._last_step[0] = step + 1
+        return 0 < int(self._last_step[0]) <= step
+
     def total(self, mine: float) -> float:
         total = torch.tensor([mine], dtype=torch.float64)
         dist.all_reduce(total, group=self._group)
@@ -211,6 +226,10 @@ class RankSession:
         """Raise on rank 0 if its daemon is gone; the other ranks notice at the next exchange."""
         if (leader := self._leader) is not None:
             leader.check()
+
+    def hurry(self, wait_s: float) -> None:
+        if (leader := self._leader) is not None:
+            leader.hurry(wait_s)
 
     def observe(self, **figures: Any) -> None:
         """Remember figures of a local step, on rank 0 alone."""

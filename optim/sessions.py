@@ -63,6 +63,8 @@ class Channel(Protocol):
 
     def observe(self, **figures: Any) -> None: ...
 
+    def hurry(self, wait_s: float, /) -> None: ...
+
     def attach(
         self,
         spec: RunSpec,
@@ -165,6 +167,10 @@ class LeadingRank(Protocol):
 
     def all_true(self, mine: bool, /) -> bool:
         """Return whether ``mine`` is true in each of them."""
+        ...
+
+    def leaves_after(self, step: int, asked: bool, /) -> bool:
+        """Return whether all of them leave after this step, as the first was ``asked`` to."""
         ...
 
     def total(self, mine: float, /) -> float:

@@ -274,6 +274,9 @@ class SwarmSession:
         """Count a local step; there is no daemon that could die."""
         self._local_steps += 1
 
+    def hurry(self, wait_s: float) -> None:
+        """Do nothing: rounds take no time here."""
+
     def report(self, **metrics: float) -> None:
         self.reported = {name: float(value) for name, value in metrics.items()}
 

@@ -88,6 +88,7 @@ class EveryStep(Method):
     """
 
     peer: OperationsSession
+    _hands_in = False
 
     def __init__(
         self,

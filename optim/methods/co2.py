@@ -121,8 +121,13 @@ class CO2(RoundMethod):
         return 16.0  # anchor and pseudo-gradient; at the end of a round a copy of each
 
     def _step_done(self) -> None:
-        if self._local.step(self._channel.check):
+        if self._local.step(self._channel.check) and not self._is_leaving:
             self._end_round()
+
+    def _hand_in(self) -> str:
+        """Submit the steps of a round that is not over, and wait for its outer step as well."""
+        self._end_round()
+        return super()._hand_in()
 
     def _end_round(self) -> None:
         self._check_finite("round not submitted")  # also waits until a device has done its steps

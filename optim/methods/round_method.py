@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.units import count
 from atoll.optim.buffer_sync import SharedBuffers
 from atoll.optim.footprint import memory_of_rounds
 from atoll.optim.inner import Inner, inners_of
@@ -229,6 +230,18 @@ class RoundMethod(Method):
         """Restore the position that ``_position`` gave, where the run is as it was."""
 
     # ------------------------------------------------------------ for the methods
+
+    def _hand_in(self) -> str:
+        """Wait for the rounds that are under way; go on with the run's parameters."""
+        committed, fragments = self._rounds, list(self._submitted)
+        for fragment in fragments:
+            self._outcome(fragment)
+        self._take_run()
+        return f"{self._rounds - committed} of {count(len(fragments), 'submission')} counted"
+
+    def _uncounted(self, fragment: int = 0) -> int:
+        """Return the local steps of a fragment that are in no round yet."""
+        return self._steps - self._counted.get(fragment, (0, 0))[0]
 
     def _submit(self, fragment: int = 0) -> None:
         """Submit the parameters as they are now; raise CodecError if a round cannot carry them."""

@@ -140,6 +140,17 @@ class StreamingDiLoCo(RoundMethod):
         if not due:
             self._channel.check()  # a dead daemon is noticed between two merges
 
+    def _hand_in(self) -> str:
+        """Submit the fragment that the run wants next, and wait for all that are under way.
+
+        Eager updates have taken their part of a step already when they send: they only wait.
+        """
+        if self._eager is None:
+            fragment = self._channel.next_fragment()
+            if fragment not in self._submitted and self._uncounted(fragment):
+                self._submit(fragment)
+        return super()._hand_in()
+
     def _send(self) -> None:
         fragment = self._channel.next_fragment()
         if self._sent_at[fragment] != self._turn:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.units import count
 from atoll.optim.footprint import memory_of_replay
 from atoll.optim.inner import Inner
 from atoll.optim.local_steps import LocalSteps
@@ -23,6 +24,8 @@ from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import LeadingRank, TrainerSession, ValidationChannel
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome
+
+HAND_IN_TRIES = 3  # a submission that misses a round is in the next, unless its daemon is lost
 
 
 class SynchronousMethod(RoundMethod):
@@ -105,10 +108,25 @@ class SynchronousMethod(RoundMethod):
 
     def _step_done(self) -> None:
         is_last = self._local.step(self._channel.check)
+        if self._is_leaving and self._validator is None:
+            is_last = True  # a short round, which ``_hand_in`` ends
         if self.recorder is not None:
             self.recorder.stepped(is_last)
-        if is_last:
+        if is_last and not self._is_leaving:
             self._end_round()
+
+    def _hand_in(self) -> str:
+        """Submit the steps of a round that is not over; those that miss one go with the next."""
+        if self._validator is not None:
+            return f"{self._uncounted()} local steps do not count: others could not validate them"
+        steps, committed = self._uncounted(), self._rounds
+        for _ in range(HAND_IN_TRIES):
+            if self._uncounted():
+                self._end_round()
+        if self._rounds > committed:
+            return f"its last {count(steps, 'local step')} counted in round {self._clock.number}"
+        why = "missed" if self._uncounted() else "the run's state was replaced"
+        return f"its last {count(steps, 'local step')} did not count ({why})"
 
     def _end_round(self) -> None:
         self._submit()

@@ -29,6 +29,7 @@ from atoll.peer.cli.launchers import LAUNCHERS
 from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
 from atoll.peer.cli.service_manager import ServiceManager
 from atoll.peer.cli.settings import Parser, SecretAction
+from atoll.peer.client.supervised import is_kept_by_parent
 from atoll.peer.durable import DURABLE, LEDGER, OFF, ROUNDS
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.view import (
@@ -94,44 +95,53 @@ def add_daemon_verbs(verbs: Any) -> tuple[Parser, ...]:
         )
         verb.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
     for verb in (up, join, follow):
-        verb.add_argument("--verbose", action="store_true", help="print limits of the process too")
-        verb.add_argument(
-            "--on-term",
-            choices=(LEAVE, KEEP),
-            default=LEAVE,
-            help="what SIGTERM means: leave the run (the default), or keep the place in it for a"
-            " restart, as one that was killed does; when all have left, the run is over",
-        )
-        verb.add_argument(
-            "--log",
-            metavar="FILE",
-            help=f"write the lines to this file too; {LOG_FILES} files of {LOG_BYTES_MAX >> 20} MiB"
-            " at most: FILE, FILE.1, ...",
-        )
-        verb.add_argument(
-            "--listen",
-            metavar="HOST:PORT",
-            help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
-        )
-        verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
-        _add_stream_options(verb)
-        add_address_option(verb)
-        add_checkpoint_options(verb)
+        add_peer_options(verb)
     for verb in (up, join):
         verb.add_argument("--witness", action="store_true", help="vote only: hold no state")
-        verb.add_argument(
-            "--durable",
-            choices=DURABLE,
-            default=ROUNDS,
-            help="what this peer still knows when it is started again: its votes and the rounds"
-            " (the default), its votes alone, or nothing",
-        )
-    _add_founding_options(up)
+        add_durable_option(verb)
+    add_founding_options(up)
     add_admission_options(up)
     return up, join, follow
 
 
-def _add_founding_options(up: argparse.ArgumentParser) -> None:
+def add_peer_options(verb: argparse.ArgumentParser) -> None:
+    """Add the options that every daemon has."""
+    verb.add_argument("--verbose", action="store_true", help="print limits of the process too")
+    verb.add_argument(
+        "--on-term",
+        choices=(LEAVE, KEEP),
+        default=LEAVE,
+        help="what SIGTERM means: leave the run (the default), or keep the place in it for a"
+        " restart, as one that was killed does; when all have left, the run is over",
+    )
+    verb.add_argument(
+        "--log",
+        metavar="FILE",
+        help=f"write the lines to this file too; {LOG_FILES} files of {LOG_BYTES_MAX >> 20} MiB"
+        " at most: FILE, FILE.1, ...",
+    )
+    verb.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
+    )
+    verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
+    _add_stream_options(verb)
+    add_address_option(verb)
+    add_checkpoint_options(verb)
+
+
+def add_durable_option(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--durable",
+        choices=DURABLE,
+        default=ROUNDS,
+        help="what this peer still knows when it is started again: its votes and the rounds"
+        " (the default), its votes alone, or nothing",
+    )
+
+
+def add_founding_options(up: argparse.ArgumentParser) -> None:
     rules = up.add_argument_group("rules of the run, chosen when it is founded")
     rules.add_argument(
         "--policy",
@@ -418,6 +428,9 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
 
     def interrupt(keep: bool) -> None:
         nonlocal interrupts
+        if is_kept_by_parent():  # all processes of a job were told, and the script comes first
+            daemon.note("leave", "told to end by a signal: `atoll run` says when to leave")
+            return
         interrupts += 1
         if interrupts > 1:
             os._exit(INTERRUPTED)  # asked twice: at once

@@ -30,6 +30,7 @@ from atoll.peer.cli.config import add_config_verb, show_config
 from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli.doctor import add_doctor_verb
 from atoll.peer.cli.lab import add_lab_verb
+from atoll.peer.cli.run import add_run_verb
 from atoll.peer.cli.running import add_running_verbs, show_status
 from atoll.peer.cli.settings import FILE, Parser, Settings, let_settings
 from atoll.peer.cli.verify import add_verify_verb
@@ -74,11 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="COMMAND")
 
     daemons = add_daemon_verbs(verbs)
+    run = add_run_verb(verbs, *daemons[:2])
     running = add_running_verbs(verbs)
     told = add_authority_verbs(verbs)
     doctor = add_doctor_verb(verbs)
     config = add_config_verb(verbs, daemons)
-    for verb in (*daemons, *running, *told, doctor, config):
+    for verb in (*daemons, run, *running, *told, doctor, config):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
         verb.add_argument(
             "--config", metavar="FILE", help=f"options; default ./{FILE}, or {FILE} in the home"

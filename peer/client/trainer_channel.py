@@ -273,6 +273,10 @@ class TrainerChannel:
         if self._lifeline is not None and has_ended(self._lifeline):
             raise lost(self._home)
 
+    def hurry(self, wait_s: float) -> None:
+        """Wait for the daemon and for rounds no longer than that from now on."""
+        self.deadline_s = min(self.deadline_s, wait_s)
+
     def observe(self, **figures: Any) -> None:
         """Remember figures (numbers, or tensors of one) of a local step.
 

@@ -158,6 +158,8 @@ DECISIONS = (
             "state_sync.events",
             "state_sync.verification",
             "state_sync.sources",
+            "supervisor.machine",
+            "supervisor.notices",
         )
     }
 )

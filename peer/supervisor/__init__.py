@@ -1,0 +1,1 @@
+"""Run a daemon and a training script as one, and end both in order: ``atoll run``."""

@@ -1,0 +1,112 @@
+"""What a signal does to a trainer that is to leave in order, and to handlers of a script's own."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.errors import ConfigError
+from atoll.optim import DiLoCo, GradientAverage, Swarm
+from atoll.optim.leaving import Leaving, supervised_leaving
+from atoll.optim.swarm import SwarmSession
+from atoll.peer.client.supervised import SUPERVISOR_VARIABLE
+
+TERM, INT, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+@pytest.fixture(autouse=True)
+def as_they_were() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (TERM, INT, USR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_signal_is_noted_and_the_handler_before_is_called_and_put_back() -> None:
+    called: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        called.append(number)
+
+    signal.signal(TERM, own)
+    leaving = Leaving((TERM, USR1), 20.0, exits=True)
+    assert leaving.asked == ""
+    signal.raise_signal(USR1)
+    assert leaving.asked == "SIGUSR1"
+    signal.raise_signal(TERM)
+    signal.raise_signal(TERM)
+    assert called == [TERM, TERM]
+    assert leaving.asked == "SIGUSR1"  # the first that came
+    leaving.close()
+    assert signal.getsignal(TERM) is own
+    assert signal.getsignal(USR1) == signal.SIG_DFL
+
+
+def test_the_second_ctrl_c_interrupts_as_it_always_did() -> None:
+    leaving = Leaving((INT,), 20.0, exits=True)
+    signal.raise_signal(INT)
+    assert leaving.asked == "SIGINT"
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(INT)
+
+
+def test_a_handler_that_came_later_is_not_taken_away() -> None:
+    leaving = Leaving((TERM,), 20.0, exits=True)
+    signal.signal(TERM, signal.SIG_IGN)
+    leaving.close()
+    assert signal.getsignal(TERM) == signal.SIG_IGN
+
+
+def test_it_needs_the_main_thread() -> None:
+    found: list[ConfigError] = []
+
+    def elsewhere() -> None:
+        try:
+            Leaving((TERM,), 20.0, exits=True)
+        except ConfigError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert len(found) == 1
+
+
+def test_scripts_without_handlers_leave_in_order_in_atoll_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert supervised_leaving() is None
+    monkeypatch.setenv(SUPERVISOR_VARIABLE, "1")
+    leaving = supervised_leaving()
+    assert leaving is not None
+    signal.raise_signal(TERM)
+    assert leaving.asked == "SIGTERM"
+    leaving.close()
+    signal.signal(TERM, lambda *_: None)
+    assert supervised_leaving() is None  # it has a handler of its own
+
+
+def test_methods_of_every_step_have_nothing_to_hand_in() -> None:
+    def train(session: SwarmSession) -> None:
+        model = nn.Linear(4, 4)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = GradientAverage(model, inner, session)
+        with pytest.raises(ConfigError, match="there are no steps to hand in"):
+            outer.leave_on_signal()
+
+    Swarm(1).run(train)
+
+
+def test_a_worker_of_a_swarm_has_no_signals() -> None:
+    def train(session: SwarmSession) -> None:
+        model = nn.Linear(4, 4)
+        outer = DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), 4, session)
+        with pytest.raises(ConfigError, match="the main thread alone"):
+            outer.leave_on_signal()
+
+    Swarm(1).run(train)
