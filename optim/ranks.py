@@ -102,11 +102,11 @@ class RankSession:
         self, session: TrainerSession | None, group: dist.ProcessGroup | None = None
     ) -> None:
         _check_group(group)
-        self._rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        speak(self._rank == 0)
-        if (session is None) == (self._rank == 0):
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        speak(self.rank == 0)
+        if (session is None) == (self.rank == 0):
             raise ConfigError(
-                f"rank {self._rank} has {'no' if session is None else 'a'} session",
+                f"rank {self.rank} has {'no' if session is None else 'a'} session",
                 fix="call atoll.connect() on rank 0 alone, and give None on the others",
             )
         self._session, self._group = session, group
@@ -265,7 +265,7 @@ class RankSession:
         place = torch.zeros(3, dtype=torch.int64)
         region: Region | None = None
         failed: Exception | None = None
-        if self._rank == 0:
+        if self.rank == 0:
             try:
                 region = Region("ranks", elements)
                 place[:] = torch.tensor([os.getpid(), region.fd, os.fstat(region.fd).st_ino])

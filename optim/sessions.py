@@ -155,9 +155,10 @@ class ValidationChannel(Protocol):
 
 @runtime_checkable
 class LeadingRank(Protocol):
-    """Describe ``ranks`` processes that are one trainer; one of them has a daemon's channel."""
+    """Describe ``ranks`` processes that are one trainer; number 0 has a daemon's channel."""
 
     ranks: int
+    rank: int
 
     def lead(self, ask: Callable[[VectorChannel], F32], elements: int, /) -> F32:
         """Ask the channel of the one that has it; return float32[elements] in all of them."""

@@ -68,6 +68,7 @@ from atoll.optim.sessions import OperationsSession, check_alone
 from atoll.peer.client.console import say
 
 STATE_VERSION = 2
+CAME_BACK = "this goes on unless others have taken more steps, whose state is taken then"
 TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
 CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host
 CALLS_MAX = 8  # sums of one step whose vectors are never taken for each other; PowerSGD has four
@@ -426,6 +427,7 @@ class EveryStep(Method):
         for array, saved in zip(self._shared(), state["shared"], strict=True):
             array[:] = saved.numpy()
         self._restore({n: v.numpy() if isinstance(v, Tensor) else v for n, v in own.items()})
+        self._came_back = CAME_BACK
         self._follow()
 
 

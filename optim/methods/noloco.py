@@ -265,6 +265,7 @@ class NoLoCo(Method):
         in_step = self._vector.digest() == state.get("model")
         self._local.restore_speeds(state["speeds"])
         self._begin(number, position=state["local_steps"] if in_step else None)
+        self._came_back = f"its replica goes on in outer step {number}"
 
     # ------------------------------------------------------------ an outer step
 

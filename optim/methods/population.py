@@ -187,6 +187,7 @@ class Population(Method):
         self._follow()
         self._set(state["hyperparameters"])
         self._is_fresh = bool(state["is_fresh"])
+        self._came_back = f"this member goes on, and turn {self.turn} was its last"
 
     # ------------------------------------------------------------ a turn
 

@@ -185,7 +185,12 @@ class RoundMethod(Method):
         if not self._is_where(state):
             self._take_run()
             self._take_buffers()
+            self._came_back = (
+                f"the run is at round {self._channel.round} by now, so its parameters are taken; "
+                "the inner optimizers' moments are those that were saved"
+            )
             return
+        self._came_back = "the run is where it was, and this trainer goes on with the same bits"
         self._counted = {p: (steps, tokens) for p, steps, tokens in state["counted"]}
         self._submitted = {p: (steps, tokens) for p, steps, tokens in state["submitted"]}
         self._known = {
