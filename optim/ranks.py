@@ -31,7 +31,7 @@ from atoll.optim.sessions import RoundChannel, TrainerSession, VectorChannel
 from atoll.peer.client.console import speak
 from atoll.peer.client.session import CONNECT_TIMEOUT_S, Session, connect
 from atoll.peer.client.shared_memory import Region, map_floats
-from atoll.peer.client.trainer_channel import Outcome
+from atoll.peer.client.trainer_channel import RECONNECT_S, Outcome
 
 KINDS = ("committed", "missed", "reload")
 
@@ -41,6 +41,7 @@ def attach(
     *,
     group: dist.ProcessGroup | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
+    reconnect_s: float = RECONNECT_S,
 ) -> Session | RankSession:
     """Return what a method takes as ``peer``: a session with the daemon of ``home``.
 
@@ -51,12 +52,13 @@ def attach(
     there is no process group yet, torchrun's is made, for tensors of the CPU and of CUDA if there
     is any; a group of NCCL alone gets one of gloo beside it. Nothing else is set, no device either.
 
-    ConfigError for ranks on several machines; otherwise as ``atoll.connect``, on all ranks.
+    ``reconnect_s``: as ``atoll.connect`` has it. ConfigError for ranks on several machines;
+    otherwise as ``atoll.connect``, on all ranks.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if not dist.is_initialized():
         if group is None and world == 1:
-            return connect(home, timeout_s=timeout_s)
+            return connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if group is None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
@@ -71,13 +73,13 @@ def attach(
         if not _has_host(group):
             group = dist.new_group(backend="gloo")
     if dist.get_world_size(group) == 1:
-        return connect(home, timeout_s=timeout_s)
+        return connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
     _check_group(group)
     session: Session | None = None
     failed: AtollError | None = None
     if dist.get_rank(group) == 0:
         try:
-            session = connect(home, timeout_s=timeout_s)
+            session = connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
         except AtollError as error:  # the other ranks must not wait for it
             failed = error
     connected = torch.tensor([float(failed is None)])
@@ -115,6 +117,8 @@ class RankSession:
         self._fragments: list[slice] = []
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
+
+    is_stale = False  # rank 0 hears of that with its next submission, and so do all
 
     @property
     def channel(self) -> Self:

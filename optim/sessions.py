@@ -80,6 +80,9 @@ class RoundChannel(Channel, Protocol):
     epoch: int
     operations: int
 
+    @property
+    def is_stale(self) -> bool: ...
+
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0, /) -> None: ...
 
     def wait(self, fragment: int = 0, /) -> Outcome: ...
@@ -112,6 +115,9 @@ class VectorChannel(Channel, Protocol):
 
     @property
     def peer_name(self) -> str: ...
+
+    @property
+    def connection(self) -> int: ...
 
     def pull(self, read: Callable[[F32], None], /) -> Any: ...
 

@@ -40,6 +40,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import (
+    CollectiveLostError,
     CollectiveMismatchError,
     CollectiveMissedError,
     ConfigError,
@@ -195,6 +196,10 @@ class EveryStep(Method):
             except AgainError as error:
                 why = str(error) or why
                 tries -= isinstance(error, _BusyError)
+            except CollectiveLostError as error:
+                # The others may have taken this step, or not: then what it keeps is still right.
+                self._is_back = self._is_back or not self._is_new
+                self._is_new, self._founders, why = True, (), error.what
             except (CollectiveMissedError, CollectiveMismatchError) as error:
                 self._missed += 1
                 self._is_new, self._founders, why = True, (), error.what

@@ -307,6 +307,17 @@ class RoundMethod(Method):
         self._begun_at = step - self._steps
         self._follow()
 
+    def _begun_anew(self) -> bool:
+        """Begin anew if local work holds no more, as the daemon was started again; return whether.
+
+        Where the run has gone on too far without it. Ranks hear of that with their next submission.
+        """
+        if not self._channel.is_stale:
+            return False
+        self._is_lost = True
+        self._take_run()
+        return True
+
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""
         self._channel.pull(self._vector.read)

@@ -139,6 +139,7 @@ class StreamingDiLoCo(RoundMethod):
                 self._merge(fragment)
         if not due:
             self._channel.check()  # a dead daemon is noticed between two merges
+            self._begun_anew()
 
     def _send(self) -> None:
         fragment = self._channel.next_fragment()

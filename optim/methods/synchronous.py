@@ -105,6 +105,8 @@ class SynchronousMethod(RoundMethod):
 
     def _step_done(self) -> None:
         is_last = self._local.step(self._channel.check)
+        if self._begun_anew():
+            return
         if self.recorder is not None:
             self.recorder.stepped(is_last)
         if is_last:
