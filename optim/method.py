@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -31,6 +32,8 @@ from atoll.optim.leaving import LEAVE_WAIT_S, USUAL, Leaving, supervised_leaving
 from atoll.optim.manifest import Manifest
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
+from atoll.optim.saved_values import Stateful
+from atoll.optim.saving import Trainer, load, save
 from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import AnySession, Channel, LeadingRank, every_rank
 from atoll.peer.client.console import say
@@ -70,6 +73,7 @@ class Method(ABC):
         self._leaving: Leaving | None = None
         self._is_leaving = False  # after the step at hand
         self.has_left = False  # it has handed in its last steps, and its loop is to end
+        self._came_back = ""  # how it goes on after a state was loaded, for people
 
     # ------------------------------------------------------------ for everybody
 
@@ -102,6 +106,41 @@ class Method(ABC):
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what ``state_dict`` gave; raise ConfigError for anything else."""
+
+    def save(self, folder: str | Path, **more: Stateful) -> Path:
+        """Save this trainer in ``folder``, in place of what was saved there before.
+
+        That is the model, the inner optimizers with their moments, the method, and ``more``: other
+        objects by name that have ``state_dict`` and ``load_state_dict`` (a GradScaler, a loader of
+        data, a scheduler that is not followed). Call it between two steps, as often as you like,
+        and where a signal handler has left a note that the process is to end; of ranks, all call
+        it. Each trainer needs a folder of its own. Return where it is saved.
+
+        A save is complete, and on the disk, or the last one is still there. Rounds that are under
+        way are waited for first. Frozen parameters are not saved, nor gradients, nor the state of
+        random numbers. ConfigError for a state that cannot be saved, CheckpointError if the disk
+        does not take it.
+        """
+        self._check_between_steps("save()")
+        return save(self._trainer(more), Path(folder))
+
+    def load(self, folder: str | Path, **more: Stateful) -> bool:
+        """Load what ``save`` has saved in ``folder``; return whether there was anything.
+
+        Call it once the method is made and schedulers are followed, before the first step, with
+        the same ``more``. If the run is where it was, training goes on with the same bits. If it
+        has gone on, its parameters win; inner optimizers have the moments of the file. A line says
+        which. Everything is compared before anything is changed: ConfigError, which names the
+        parameter, for another model; or for another method or optimizer. CheckpointError for
+        damaged files.
+        """
+        self._check_between_steps("load()")
+        there = load(self._trainer(more), Path(folder))
+        if there is None:
+            say(f"nothing is saved in {folder} yet: this trainer begins with the run's parameters")
+            return False
+        say(f"loaded {there}, and is at step {self.global_step}: {self._came_back}")
+        return True
 
     def follow(self, scheduler: LRScheduler) -> None:
         """Keep the learning rates of ``scheduler`` those of ``global_step``.
@@ -163,6 +202,16 @@ class Method(ABC):
         self.close()
 
     # ------------------------------------------------------------ for the methods
+
+    def _trainer(self, more: Mapping[str, Stateful]) -> Trainer:
+        return Trainer(self, self._vector, self._inners, self.spec, self._channel, more)
+
+    def _check_between_steps(self, what: str) -> None:
+        if self._shown or self._in_step:
+            raise ConfigError(
+                f"{what} inside {self._shown or 'a step of the optimizer'}",
+                fix="call it between two steps, when the model has this trainer's parameters",
+            )
 
     def _attach(
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], frozen: str

@@ -67,7 +67,7 @@ class ModelVector:
         self, model: nn.Module, arrange: Callable[[Manifest], Manifest] = lambda plain: plain
     ) -> None:
         self._sharded = [module for module in model.modules() if _is_fsdp2(module)]
-        self._reshard()
+        self.reshard()
         named = trainable(model)
         self.model, self.buffers = model, ModelBuffers(model)
         self.manifest = arrange(
@@ -100,7 +100,7 @@ class ModelVector:
         """Read the model's parameters from float32[elements], which may be read-only."""
         for place in self._places:
             place.values.copy_(_copied(place, flat))
-        self._reshard()
+        self.reshard()
 
     def write_fragment(self, fragment: int, flat: F32) -> None:
         """Write one fragment of the model to its place in float32[elements]."""
@@ -125,7 +125,7 @@ class ModelVector:
                 values.lerp_(_copied(place, flat).to(values), 1.0 - local)
             else:
                 place.values.copy_(_copied(place, flat))
-        self._reshard()
+        self.reshard()
 
     def write_gradients(self, flat: F32) -> None:
         """Write the gradients to float32[elements]; zero where a parameter has none."""
@@ -185,7 +185,7 @@ class ModelVector:
         finally:
             for place, values in zip(self._places, kept, strict=True):
                 place.values.copy_(values)
-            self._reshard()
+            self.reshard()
 
     def not_finite(self, fragment: int | None = None) -> list[str]:
         """Return the names of the fragment's parameters, or of all, with NaN or Inf.
@@ -198,7 +198,7 @@ class ModelVector:
     def _of(self, fragment: int) -> Iterator[ParameterPlace]:
         return (place for place in self._places if place.fragment == fragment)
 
-    def _reshard(self) -> None:
+    def reshard(self) -> None:
         """Drop the whole copies that FSDP2 keeps, since shards have been written.
 
         After a forward pass without a backward pass it keeps some, of the root at least, and would

@@ -31,7 +31,7 @@ from atoll.optim.sessions import RoundChannel, TrainerSession, VectorChannel
 from atoll.peer.client.console import speak
 from atoll.peer.client.session import CONNECT_TIMEOUT_S, Session, connect
 from atoll.peer.client.shared_memory import Region, map_floats
-from atoll.peer.client.trainer_channel import Outcome
+from atoll.peer.client.trainer_channel import RECONNECT_S, Outcome
 
 KINDS = ("committed", "missed", "reload")
 STEP_FLOATS = 2  # as long as the number of a step, at the end of what the ranks share
@@ -42,6 +42,7 @@ def attach(
     *,
     group: dist.ProcessGroup | None = None,
     timeout_s: float = CONNECT_TIMEOUT_S,
+    reconnect_s: float = RECONNECT_S,
 ) -> Session | RankSession:
     """Return what a method takes as ``peer``: a session with the daemon of ``home``.
 
@@ -52,12 +53,13 @@ def attach(
     there is no process group yet, torchrun's is made, for tensors of the CPU and of CUDA if there
     is any; a group of NCCL alone gets one of gloo beside it. Nothing else is set, no device either.
 
-    ConfigError for ranks on several machines; otherwise as ``atoll.connect``, on all ranks.
+    ``reconnect_s``: as ``atoll.connect`` has it. ConfigError for ranks on several machines;
+    otherwise as ``atoll.connect``, on all ranks.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if not dist.is_initialized():
         if group is None and world == 1:
-            return connect(home, timeout_s=timeout_s)
+            return connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if group is None:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or dist.get_world_size()
@@ -72,13 +74,13 @@ def attach(
         if not _has_host(group):
             group = dist.new_group(backend="gloo")
     if dist.get_world_size(group) == 1:
-        return connect(home, timeout_s=timeout_s)
+        return connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
     _check_group(group)
     session: Session | None = None
     failed: AtollError | None = None
     if dist.get_rank(group) == 0:
         try:
-            session = connect(home, timeout_s=timeout_s)
+            session = connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
         except AtollError as error:  # the other ranks must not wait for it
             failed = error
     connected = torch.tensor([float(failed is None)])
@@ -103,11 +105,11 @@ class RankSession:
         self, session: TrainerSession | None, group: dist.ProcessGroup | None = None
     ) -> None:
         _check_group(group)
-        self._rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        speak(self._rank == 0)
-        if (session is None) == (self._rank == 0):
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        speak(self.rank == 0)
+        if (session is None) == (self.rank == 0):
             raise ConfigError(
-                f"rank {self._rank} has {'no' if session is None else 'a'} session",
+                f"rank {self.rank} has {'no' if session is None else 'a'} session",
                 fix="call atoll.connect() on rank 0 alone, and give None on the others",
             )
         self._session, self._group = session, group
@@ -117,6 +119,8 @@ class RankSession:
         self._out: F32 = np.empty(0, np.float32)  # what the ranks submit ...
         self._in: F32 = np.empty(0, np.float32)  # ... and the run's parameters
         self._last_step = np.zeros(1, np.int64)  # after which all leave; 0: nobody was told to
+
+    is_stale = False  # rank 0 hears of that with its next submission, and so do all
 
     @property
     def channel(self) -> Self:
@@ -207,7 +211,7 @@ class RankSession:
         them. None of them ends the next step before it has said so, as each exchanges gradients
         with it.
         """
-        if asked and self._rank == 0 and not self._last_step[0]:
+        if asked and self.rank == 0 and not self._last_step[0]:
             self._last_step[0] = step + 1
         return 0 < int(self._last_step[0]) <= step
 
@@ -284,7 +288,7 @@ class RankSession:
         place = torch.zeros(3, dtype=torch.int64)
         region: Region | None = None
         failed: Exception | None = None
-        if self._rank == 0:
+        if self.rank == 0:
             try:
                 region = Region("ranks", elements)
                 place[:] = torch.tensor([os.getpid(), region.fd, os.fstat(region.fd).st_ino])

@@ -82,6 +82,9 @@ class RoundChannel(Channel, Protocol):
     epoch: int
     operations: int
 
+    @property
+    def is_stale(self) -> bool: ...
+
     def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0, /) -> None: ...
 
     def wait(self, fragment: int = 0, /) -> Outcome: ...
@@ -114,6 +117,9 @@ class VectorChannel(Channel, Protocol):
 
     @property
     def peer_name(self) -> str: ...
+
+    @property
+    def connection(self) -> int: ...
 
     def pull(self, read: Callable[[F32], None], /) -> Any: ...
 
@@ -157,9 +163,10 @@ class ValidationChannel(Protocol):
 
 @runtime_checkable
 class LeadingRank(Protocol):
-    """Describe ``ranks`` processes that are one trainer; one of them has a daemon's channel."""
+    """Describe ``ranks`` processes that are one trainer; number 0 has a daemon's channel."""
 
     ranks: int
+    rank: int
 
     def lead(self, ask: Callable[[VectorChannel], F32], elements: int, /) -> F32:
         """Ask the channel of the one that has it; return float32[elements] in all of them."""

@@ -180,6 +180,7 @@ class SwarmSession:
 
     run = "swarm"
     epoch = 0  # nothing is ever undone
+    connection, is_stale = 0, False  # and nothing is lost
 
     def __init__(self, swarm: Swarm, number: int, speed: float = 1.0) -> None:
         self._swarm, self.number, self.speed = swarm, number, speed

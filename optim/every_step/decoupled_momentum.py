@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
 from atoll.optim.every_step.dct import dct, inverse_dct, inverse_signs, tiles_of, untiled
-from atoll.optim.every_step.every_step import CHECK_EVERY, EveryStepGather
+from atoll.optim.every_step.every_step import CAME_BACK, CHECK_EVERY, EveryStepGather
 from atoll.optim.every_step.exchange import check_part
 from atoll.optim.every_step.grad_scaling import GradScaling, Scale
 from atoll.optim.every_step.tiles import (
@@ -314,6 +314,7 @@ class DeMo(EveryStepGather, Optimizer):
                 momentum = state_dict["state"][key][MOMENTUM]  # torch rounds it to p's dtype
                 self.state[p][MOMENTUM] = momentum.to(p.device, torch.float32, copy=True)
         self.steps, self._is_new, self._is_back = steps, True, True
+        self._came_back = CAME_BACK
         self._follow()
 
 

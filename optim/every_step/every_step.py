@@ -40,6 +40,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import (
+    CollectiveLostError,
     CollectiveMismatchError,
     CollectiveMissedError,
     ConfigError,
@@ -68,6 +69,7 @@ from atoll.optim.sessions import OperationsSession, check_alone
 from atoll.peer.client.console import say
 
 STATE_VERSION = 2
+CAME_BACK = "this goes on unless others have taken more steps, whose state is taken then"
 TRIES_MAX = 50  # of one step; five are usual where somebody comes, twenty in bad trouble
 CHECK_EVERY = 100  # steps; a comparison costs a round trip, and on a device a copy to the host
 CALLS_MAX = 8  # sums of one step whose vectors are never taken for each other; PowerSGD has four
@@ -195,6 +197,10 @@ class EveryStep(Method):
             except AgainError as error:
                 why = str(error) or why
                 tries -= isinstance(error, _BusyError)
+            except CollectiveLostError as error:
+                # The others may have taken this step, or not: then what it keeps is still right.
+                self._is_back = self._is_back or not self._is_new
+                self._is_new, self._founders, why = True, (), error.what
             except (CollectiveMissedError, CollectiveMismatchError) as error:
                 self._missed += 1
                 self._is_new, self._founders, why = True, (), error.what
@@ -427,6 +433,7 @@ class EveryStep(Method):
         for array, saved in zip(self._shared(), state["shared"], strict=True):
             array[:] = saved.numpy()
         self._restore({n: v.numpy() if isinstance(v, Tensor) else v for n, v in own.items()})
+        self._came_back = CAME_BACK
         self._follow()
 
 

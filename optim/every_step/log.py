@@ -33,7 +33,12 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim.every_step.every_step import AgainError, EveryStepGather, StateClaim
+from atoll.optim.every_step.every_step import (
+    CAME_BACK,
+    AgainError,
+    EveryStepGather,
+    StateClaim,
+)
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import OperationsSession
@@ -211,6 +216,7 @@ class EveryStepLog(EveryStepGather):
         for _, data in Record.split(bytes.fromhex(state["log"])):
             self._log.add(data)
         self._is_new = self._is_back = True
+        self._came_back = CAME_BACK
         self._follow()
 
 

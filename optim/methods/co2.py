@@ -121,7 +121,8 @@ class CO2(RoundMethod):
         return 16.0  # anchor and pseudo-gradient; at the end of a round a copy of each
 
     def _step_done(self) -> None:
-        if self._local.step(self._channel.check) and not self._is_leaving:
+        is_last = self._local.step(self._channel.check)
+        if not self._begun_anew() and is_last and not self._is_leaving:
             self._end_round()
 
     def _hand_in(self) -> str:

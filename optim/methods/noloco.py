@@ -149,6 +149,8 @@ class NoLoCo(Method):
         self._deltas: dict[str, VectorAsked] = {}  # of partners, on their way meanwhile
         self._phis: dict[str, VectorAsked] = {}
         self._failing: dict[str, str] = {}  # partner -> the code of its last error
+        self._connection = channel.connection  # the daemon that has what was published
+        self._has_published_delta = False  # of this outer step; it is in the scratch then
         self._introduce()
         outline = self.manifest.outline(METHOD, FOUNDER_BYTES)
         with self._watching():
@@ -265,12 +267,24 @@ class NoLoCo(Method):
         in_step = self._vector.digest() == state.get("model")
         self._local.restore_speeds(state["speeds"])
         self._begin(number, position=state["local_steps"] if in_step else None)
+        self._came_back = f"its replica goes on in outer step {number}"
 
     # ------------------------------------------------------------ an outer step
 
     def _step_done(self) -> None:
-        if self._local.step(self._channel.check):
+        is_last = self._local.step(self._channel.check)
+        self._publish_again()
+        if is_last:
             self._end_round()
+
+    def _publish_again(self) -> None:
+        """Publish once more what a daemon has had that has ended meanwhile."""
+        if self._connection == self._channel.connection:
+            return
+        self._connection, codec = self._channel.connection, self.spec.codec
+        self._channel.publish(PHI, self._number, self._state.phi.copy(), codec)
+        if self._has_published_delta:
+            self._channel.publish(DELTA, self._number, self._state.scratch, codec)
 
     def _end_round(self) -> None:
         self._check_finite("nothing was handed to other replicas")
@@ -287,6 +301,7 @@ class NoLoCo(Method):
             self._begin(self._number + 1)
             return
         self._channel.publish(DELTA, self._number, delta, self.spec.codec)
+        self._has_published_delta = True
         present, newest = self._gather()
         if newest > self._number + BEHIND_MAX:
             say(f"outer step {self._number}, others are at {newest}: begins anew")
@@ -351,6 +366,7 @@ class NoLoCo(Method):
 
     def _ask(self, name: str) -> None:
         """Ask one of the group for what belongs to the outer step at hand."""
+        self._publish_again()
         elements, codec, number = self.manifest.elements, self.spec.codec, self._number
         phi = self._channel.ask_vector(name, PHI, number, elements, codec)
         self._deltas[name] = self._channel.ask_vector(name, DELTA, number, elements, codec)
@@ -364,7 +380,7 @@ class NoLoCo(Method):
         ``founding``: they are the first ones of the run, with what all others will begin with;
         ``position``: some have been taken already.
         """
-        self._number = number
+        self._number, self._has_published_delta = number, False
         self._local.begin()
         if position is not None:
             self._local.restore_position(position)

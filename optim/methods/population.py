@@ -24,6 +24,7 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
+    CollectiveLostError,
     CollectiveMismatchError,
     CollectiveMissedError,
     ConfigError,
@@ -187,6 +188,7 @@ class Population(Method):
         self._follow()
         self._set(state["hyperparameters"])
         self._is_fresh = bool(state["is_fresh"])
+        self._came_back = f"this member goes on, and turn {self.turn} was its last"
 
     # ------------------------------------------------------------ a turn
 
@@ -196,7 +198,7 @@ class Population(Method):
         self._last_score = self._scored()
         try:
             self._take_turn()
-        except (CollectiveMissedError, CollectiveMismatchError):
+        except (CollectiveLostError, CollectiveMissedError, CollectiveMismatchError):
             self._missed += 1
 
     def _scored(self) -> float:

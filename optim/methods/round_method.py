@@ -186,7 +186,12 @@ class RoundMethod(Method):
         if not self._is_where(state):
             self._take_run()
             self._take_buffers()
+            self._came_back = (
+                f"the run is at round {self._channel.round} by now, so its parameters are taken; "
+                "the inner optimizers' moments are those that were saved"
+            )
             return
+        self._came_back = "the run is where it was, and this trainer goes on with the same bits"
         self._counted = {p: (steps, tokens) for p, steps, tokens in state["counted"]}
         self._submitted = {p: (steps, tokens) for p, steps, tokens in state["submitted"]}
         self._known = {
@@ -314,6 +319,17 @@ class RoundMethod(Method):
         """Set ``global_step`` to ``step``."""
         self._begun_at = step - self._steps
         self._follow()
+
+    def _begun_anew(self) -> bool:
+        """Begin anew if local work holds no more, as the daemon was started again; return whether.
+
+        Where the run has gone on too far without it. Ranks hear of that with their next submission.
+        """
+        if not self._channel.is_stale:
+            return False
+        self._is_lost = True
+        self._take_run()
+        return True
 
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""

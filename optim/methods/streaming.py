@@ -139,6 +139,7 @@ class StreamingDiLoCo(RoundMethod):
                 self._merge(fragment)
         if not due:
             self._channel.check()  # a dead daemon is noticed between two merges
+            self._begun_anew()
 
     def _hand_in(self) -> str:
         """Submit the fragment that the run wants next, and wait for all that are under way.

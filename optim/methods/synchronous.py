@@ -108,6 +108,8 @@ class SynchronousMethod(RoundMethod):
 
     def _step_done(self) -> None:
         is_last = self._local.step(self._channel.check)
+        if self._begun_anew():
+            return
         if self._is_leaving and self._validator is None:
             is_last = True  # a short round, which ``_hand_in`` ends
         if self.recorder is not None:

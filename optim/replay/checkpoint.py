@@ -79,7 +79,7 @@ def digest(tensors: Tensors) -> bytes:
     """
     text = hashlib.sha256()
     lines = [f"{name}\t{a.dtype}\t{a.shape}" for name, a in sorted(tensors.items())]
-    if not all(map(_is_name, tensors)):
+    if not all(map(is_name, tensors)):
         raise ConfigError(f"a tensor's name is empty, unprintable or over {NAME_BYTES_MAX} bytes")
     head = "\n".join(lines).encode()
     text.update(len(head).to_bytes(LENGTH_BYTES, "little") + head)
@@ -88,8 +88,8 @@ def digest(tensors: Tensors) -> bytes:
     return text.digest()
 
 
-def encode(tensors: Tensors, metadata: Mapping[str, str]) -> bytearray:
-    """Return tensors and metadata as a safetensors file.
+def header(tensors: Tensors, metadata: Mapping[str, str]) -> tuple[bytes, list[Array]]:
+    """Return how a safetensors file begins, and the arrays whose bytes follow in this order.
 
     ConfigError for more tensors, or longer names, than are read.
     """
@@ -100,19 +100,24 @@ def encode(tensors: Tensors, metadata: Mapping[str, str]) -> bytearray:
         offsets = [end, end + array.data.size]
         end += array.data.size
         entries[name] = {"dtype": CODES[array.dtype], "shape": array.shape, "data_offsets": offsets}
-    header = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % LENGTH_BYTES)
-    if len(header) > HEADER_BYTES_MAX or len(tensors) > TENSORS_MAX:
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH_BYTES)
+    if len(text) > HEADER_BYTES_MAX or len(tensors) > TENSORS_MAX:
         raise ConfigError(
-            f"{len(tensors):,} tensors have a header of {len(header):,} bytes; at most "
-            f"{TENSORS_MAX:,} and {HEADER_BYTES_MAX:,} can be kept for a replay",
+            f"{len(tensors):,} tensors have a header of {len(text):,} bytes; at most "
+            f"{TENSORS_MAX:,} and {HEADER_BYTES_MAX:,} can be kept",
             fix="train a model with fewer parameter tensors or shorter names",
         )
-    start = LENGTH_BYTES + len(header)
-    file = bytearray(start + end)
-    file[:start] = len(header).to_bytes(LENGTH_BYTES, "little") + header
-    values = np.frombuffer(file, np.uint8)[start:]
-    for _, array in ordered:
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, [array for _, array in ordered]
+
+
+def encode(tensors: Tensors, metadata: Mapping[str, str]) -> bytearray:
+    """Return tensors and metadata as a safetensors file; ConfigError as for ``header``."""
+    begin, ordered = header(tensors, metadata)
+    file = bytearray(len(begin) + sum(array.data.size for array in ordered))
+    file[: len(begin)] = begin
+    values = np.frombuffer(file, np.uint8)[len(begin) :]
+    for array in ordered:
         values[: array.data.size] = array.data
         values = values[array.data.size :]
     return file
@@ -136,13 +141,13 @@ def _decoded(data: memoryview) -> tuple[dict[str, Array], dict[str, str]]:
     start = LENGTH_BYTES + nbytes
     if nbytes > HEADER_BYTES_MAX or start > len(data):
         raise ValueError(f"a header of {nbytes} bytes in {len(data)}")
-    header = bytes(data[LENGTH_BYTES:start])
+    text = bytes(data[LENGTH_BYTES:start])
     # Limit how many objects are made of it: a tensor has one dictionary and two lists.
-    if max(header.count(b"{"), header.count(b"[") // 2) > TENSORS_MAX + 2:
+    if max(text.count(b"{"), text.count(b"[") // 2) > TENSORS_MAX + 2:
         raise ValueError("too many tensors")
-    if header.count(b",") > (5 + DIMENSIONS_MAX) * (TENSORS_MAX + 2):
+    if text.count(b",") > (5 + DIMENSIONS_MAX) * (TENSORS_MAX + 2):
         raise ValueError("too many values")
-    entries = json.loads(header)
+    entries = json.loads(text)
     metadata = entries.pop(METADATA)
     if not all(type(v) is str for v in metadata.values()):
         raise ValueError("metadata that is no text")
@@ -150,7 +155,7 @@ def _decoded(data: memoryview) -> tuple[dict[str, Array], dict[str, str]]:
     values, end = np.frombuffer(data, np.uint8)[start:], 0
     for name, entry in entries.items():
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-        if not _is_name(name) or len(shape) > DIMENSIONS_MAX:
+        if not is_name(name) or len(shape) > DIMENSIONS_MAX:
             raise ValueError(f"no tensor: {name[:80]!r}")
         if not all(type(n) is int and 0 <= n <= ELEMENTS_MAX for n in shape):
             raise ValueError(f"no shape: {shape!r:.80}")
@@ -169,7 +174,8 @@ def _aligned(data: U8, dtype: str) -> U8:
     return data if data.ctypes.data % DTYPE_BYTES[dtype] == 0 else data.copy()
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Return whether a tensor in a file may have this name."""
     return name.isprintable() and 0 < len(name.encode()) <= NAME_BYTES_MAX
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.optim.replay.checkpoint import WorkCheckpoint, leaf_of
 from atoll.optim.replay.difference import Tolerance
-from atoll.optim.replay.replaying import ReplayTask, Stateful, TrainingState
+from atoll.optim.replay.replaying import ReplayTask, TrainingState
 from atoll.optim.replay.step_disclosure import (
     SEGMENTS_MAX,
     Batch,
@@ -28,6 +28,7 @@ from atoll.optim.replay.step_disclosure import (
     pack,
 )
 from atoll.optim.run_spec import SYNC_EVERY_MAX
+from atoll.optim.saved_values import Stateful
 from atoll.peer.client.console import say
 
 KEPT = 2  # rounds: the one that is audited, and the one under way, whose start it must fit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.inner import Inner, inners_of
 from atoll.optim.model_io import persistent, trainable
 from atoll.optim.replay.checkpoint import (
-    DTYPE_BYTES,
     VALUES_AT,
     Array,
     Plain,
@@ -31,6 +30,7 @@ from atoll.optim.replay.difference import (
     differing_values,
 )
 from atoll.optim.replay.step_disclosure import Opened, Steps
+from atoll.optim.saved_values import DTYPES, Stateful, array_of, tensor_of
 from atoll.optim.schedules import Schedules
 
 I64 = NDArray[np.int64]
@@ -165,17 +165,8 @@ def _batches(state: TrainingState, steps: Steps) -> Iterator[I64]:
 # ---------------------------------------------------------------- the state of training
 
 
-DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 SEED = 1  # for a start that is rounded otherwise; any number would do
 FACTOR_MAX = 4  # elements of a tensor of an optimizer's state for each of its parameter; usual is 1
-
-
-class Stateful(Protocol):
-    """Describe an object with a state, as a GradScaler is."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 class TrainingState:
@@ -206,7 +197,7 @@ class TrainingState:
         for place, p, state in self._kept():
             for key, value in state.get(p, {}).items():
                 if isinstance(value, Tensor):
-                    inner[f"{place}.{key}"] = _array(value, f"{place}.{key}")
+                    inner[f"{place}.{key}"] = array_of(value, f"{place}.{key}")
                 elif isinstance(value, int | float):
                     numbers[f"{place}.{key}"] = value
                 elif value is not None:  # SGD without momentum keeps a None
@@ -218,8 +209,8 @@ class TrainingState:
                     )
         others = {name: one.state_dict() for name, one in self._stateful.items()}
         return WorkCheckpoint(
-            {name: _array(p, name) for name, p in self._parameters.items()},
-            {name: _array(tensor, name) for name, tensor in self._buffers()},
+            {name: array_of(p, name) for name, p in self._parameters.items()},
+            {name: array_of(tensor, name) for name, tensor in self._buffers()},
             inner,
             plain({"inner": numbers, "stateful": others}),
         )
@@ -304,19 +295,6 @@ class TrainingState:
                 yield f"{number}.{n}", p, optimizer.state
 
 
-def _array(tensor: Tensor, name: str) -> Array:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise ConfigError(f"{name} is of {dtype}, which cannot be kept for a replay")
-    there = tensor.detach().cpu().contiguous()
-    return Array(dtype, tuple(tensor.shape), there.reshape(-1).view(torch.uint8).numpy())
-
-
-def _tensor(array: Array) -> Tensor:
-    """Return a copy as a tensor."""
-    return torch.from_numpy(array.data.copy()).view(DTYPES[array.dtype]).view(array.shape)
-
-
 def _copy(tensors: Tensors, into: Mapping[str, Tensor], what: str) -> None:
     if tensors.keys() != into.keys():
         raise RemoteProtocolError(f"the {what} of another model")
@@ -324,7 +302,7 @@ def _copy(tensors: Tensors, into: Mapping[str, Tensor], what: str) -> None:
         array = tensors[name]
         if (DTYPES[array.dtype], array.shape) != (tensor.dtype, tuple(tensor.shape)):
             raise RemoteProtocolError(f"{name} is {array.shape} {array.dtype}")
-        tensor.copy_(_tensor(array))
+        tensor.copy_(tensor_of(array))
 
 
 def _below(place: str, names: Mapping[str, object]) -> list[str]:
@@ -337,7 +315,7 @@ def _value(array: Array, p: nn.Parameter, group: dict[str, Any], name: str) -> T
     Scalars are on the host, unless it takes them to the device. RemoteProtocolError for one that is
     much larger than its parameter.
     """
-    tensor = _tensor(array)
+    tensor = tensor_of(array)
     if tensor.numel() > FACTOR_MAX * max(1, p.numel()):
         raise RemoteProtocolError(f"{name[:80]} is much larger than its parameter")
     on_host = not array.shape and not (group.get("fused") or group.get("capturable"))

@@ -26,6 +26,7 @@ from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.run_spec import BLOB_BYTES_MAX
 from atoll.peer.client.flat_vectors import Vector, vector_of
 from atoll.peer.client.trainer_channel import (
+    RECONNECT_S,
     AskedVector,
     Floats,
     Members,
@@ -41,13 +42,24 @@ CONNECT_TIMEOUT_S = 10.0  # a daemon answers in milliseconds; one that starts up
 SUM_MAX = 3.4e38 / MEMBERS_MAX  # so that a sum over all members of a view is finite
 
 
-def connect(home: str | Path | None = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Session:
+def connect(
+    home: str | Path | None = None,
+    *,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    reconnect_s: float = RECONNECT_S,
+) -> Session:
     """Open a session with the daemon of ``home``.
 
     ``home`` is by default ATOLL_HOME, else ``atoll`` in the user's state folder. Raises
     NoDaemonError if none answers within ``timeout_s``.
+
+    ``reconnect_s``: where the daemon ends, calls wait so long until it is started again, and go on:
+    with the local work where the run is where it was or a round further, else from the run's
+    parameters. 0: they raise DaemonLostError at once. ConfigError for a negative number.
     """
-    return Session(default_home(home), timeout_s)
+    if not 0 <= reconnect_s < math.inf:
+        raise ConfigError(f"reconnect_s={reconnect_s}", fix="give seconds, or 0")
+    return Session(default_home(home), timeout_s, reconnect_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +78,13 @@ class Reduced:
 class Session:
     """Connect one trainer with its daemon. Made by :func:`connect`.
 
-    Any method may raise DaemonLostError. ``run``: the name of the run; ``peer_name``: that of this
-    peer; ``round``: the run's, as this trainer knows it.
+    Any method may raise DaemonLostError, and a collective whose daemon was started again meanwhile
+    CollectiveLostError: then the session is attached again. ``run``: the name of the run;
+    ``peer_name``: that of this peer; ``round``: the run's, as this trainer knows it.
     """
 
-    def __init__(self, home: Path, timeout_s: float) -> None:
-        self.channel = TrainerChannel(home, timeout_s)
+    def __init__(self, home: Path, timeout_s: float, reconnect_s: float = RECONNECT_S) -> None:
+        self.channel = TrainerChannel(home, timeout_s, reconnect_s)
         self.run, self.peer_name = self.channel.run, self.channel.peer_name
 
     @property
@@ -118,6 +131,7 @@ class Session:
         if op not in OPS:
             raise ConfigError(f"op is {op!r}", fix=f"use one of {', '.join(OPS)}")
         check_codec(codec, "all_reduce()")
+        self.channel.check()
         self.channel.attach_for_collectives()
         given, result = self.channel.exchange_memory(vector.elements)
         vector.write(given)
@@ -160,6 +174,7 @@ class Session:
         self.channel.close()
 
     def _gather(self, data: bytes, op: str) -> list[tuple[str, bytes]]:
+        self.channel.check()
         outcome = self.channel.operate(kind=GATHER, op=op, given=data)
         sizes = dict(outcome["sizes"])
         if sizes:

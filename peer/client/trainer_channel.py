@@ -8,15 +8,16 @@ gone (peer/daemon/ipc_server.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import zmq
@@ -24,16 +25,19 @@ from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import (
+    AtollError,
     CollectiveLostError,
     CollectiveMismatchError,
     CollectiveMissedError,
     ConfigError,
+    DaemonLostError,
     DivergedError,
     NoDaemonError,
     NoQuorumError,
     RoundError,
     RoundTimeoutError,
     SessionError,
+    StateError,
     TooFewPeersError,
 )
 from atoll.collectives.units import duration
@@ -48,9 +52,13 @@ from atoll.peer.net.identity import socket_path
 from atoll.peer.rounds.entries import REDUCE
 
 Floats = NDArray[np.float32]
+T = TypeVar("T")
 POLL_S = 0.05  # while a run has no state yet, or is in a round that is not ours
 LOOK_S = 1.0  # one question to the daemon waits so long; it answers at once when there is news
 CARRIERS = ("submit", "operate", "publish")  # commands with which figures travel
+# A supervisor starts a daemon again within seconds; who does it by hand needs a minute.
+RECONNECT_S = 60.0
+NO_EPOCH = 0  # of no daemon: what is submitted under it is answered "reload"
 PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
 _HALTED_FIX = "find the machine whose memory or arithmetic is wrong; see `atoll status`"
 _MISSED_FIX = (
@@ -60,6 +68,10 @@ _MISSED_FIX = (
 _LOST_FIX = (
     "make the lost calls again if the others lack what came of them, or ignore it; parameters and "
     "steps of the optimizer are not concerned"
+)
+_UNKNOWN_FIX = (
+    "make the call again if all trainers do; the others may have its result, or have gone on "
+    "without this trainer. The session is attached again, and parameters are not concerned"
 )
 _MISMATCH_FIX = (
     "let every trainer make the same calls, with the same arguments, in the same order; who comes "
@@ -118,13 +130,39 @@ class Validation:
     before: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """Hold what waits for a round, to submit it again."""
+
+    call: int
+    weight: float
+    steps: bytes
+    # If a daemon that has ended had it: the round before which it is in none.
+    since: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """Hold how a trainer has attached, to do it again."""
+
+    blob: bytes
+    frozen: str
+    initial: Callable[[Floats], None]
+
+
 class TrainerChannel:
     """Connect one trainer with its daemon. Any call may raise DaemonLostError.
 
     A channel belongs to one process and one thread.
+
+    Where a daemon ends, a call waits up to ``reconnect_s`` for the next process of that daemon,
+    attaches to it and goes on: a submission that waits is made again, unless it is in a round by
+    then (peer/rounds/resumed_work.py). ``connection`` counts daemons: vectors that were published
+    to an earlier one, or asked of it, are gone. ``is_stale``: local work holds no more, and the
+    run's parameters are to be pulled. What is submitted before that is answered "reload".
     """
 
-    def __init__(self, home: Path, timeout_s: float) -> None:
+    def __init__(self, home: Path, timeout_s: float, reconnect_s: float = RECONNECT_S) -> None:
         self._pid = os.getpid()
         _OPEN.add(self)
         self._home = home
@@ -134,7 +172,14 @@ class TrainerChannel:
         self._theta: list[Floats] = []
         self.deadline_s = 600.0
         self._state_serial = -1
-        self._submitted: dict[int, int] = {}  # fragment -> the call that waits
+        self._submitted: dict[int, _Submission] = {}  # fragment -> what waits
+        self._committed: dict[int, int] = {}  # fragment -> the last round that it was in
+        self._attached: _Attached | None = None
+        self._base: tuple[int, bytes] | None = None  # round and chain of what was pulled last
+        self._began_at = 0  # the round that was pulled first
+        self._daemon_epoch = NO_EPOCH  # at the last pull
+        self._reconnect_s = reconnect_s
+        self.connection, self.is_stale = 0, False
         self._figures: dict[str, tuple[Any, int]] = {}  # their sums since the last submission
         self._calls = 0  # so that a late answer is not taken for another one's
         # Shared with the daemon: what goes into a collective, then what comes out, float32 each ...
@@ -144,9 +189,7 @@ class TrainerChannel:
         self.epoch = 0
         self.operations = 0  # rounds that were calls of this trainer, whatever came of them
         try:
-            self._client = _wait_for_daemon(self._context, home, timeout_s)
-            self._lifeline = self._open_lifeline()
-            hello = self.ask("hello", pid=self._pid)
+            hello = self._connect(timeout_s)
         except BaseException:
             self.close()
             raise
@@ -171,19 +214,24 @@ class TrainerChannel:
         if the daemon has a trainer; NoQuorumError or RoundTimeoutError if there is no state to pull
         within the run's round deadline.
         """
-        packed = blob(spec, manifest)
+        how = _Attached(blob(spec, manifest), frozen, initial)
         self.deadline_s = spec.round_deadline_s
+        self.lasting(lambda: self._attach(how))
+        self._attached = how
+
+    def _attach(self, how: _Attached) -> None:
+        """Attach to the daemon, and wait until the run's state can be pulled."""
+        packed = {"blob": how.blob, "frozen": how.frozen}
         started_s = said_s = time.monotonic()
-        how = {"blob": packed, "frozen": frozen}
-        answer = self.ask("attach", **how)
-        self._region = self._receive("region", writable=True)
+        answer = self.ask_once("attach", **packed)
+        region = self._receive("region", writable=True)
         written = False
         while answer["state"] != "ready":
             if answer["state"] == "void" and not written:
-                initial(self._region)
+                how.initial(region)
                 written = True
             if answer["state"] == "void" and not answer["offered"]:
-                self.ask("offer", blob=packed)
+                self.ask_once("offer", blob=how.blob)
             now_s = time.monotonic()
             if now_s - started_s > self.deadline_s:
                 raise self._too_late(now_s - started_s)
@@ -193,10 +241,11 @@ class TrainerChannel:
                     f"no state of the run yet after {duration(now_s - started_s)}: {answer['text']}"
                 )
             self._client.receive(POLL_S, self._lifeline)
-            answer = self.ask("attach", **how)
+            answer = self.ask_once("attach", **packed)
         if answer["text"]:
             say(answer["text"])
         self._client.events.clear()
+        self._region = region
 
     def submit(
         self,
@@ -215,15 +264,23 @@ class TrainerChannel:
             raise SessionError("submit before attach", fix="call attach first")
         fill(self._region)
         self._calls += 1
-        self._submitted[fragment] = self._calls
-        waited_for = self._submitted.values()  # not the answer to a submission that was given up
+        self._submitted[fragment] = submission = _Submission(self._calls, float(weight), steps)
+        # Not the answer to a submission that was given up:
+        waited_for = [one.call for one in self._submitted.values()]
         self._client.events[:] = [
             (kind, value)
             for kind, value in self._client.events
             if kind == "outcome" and value["call"] in waited_for
         ]
-        how = {"weight": float(weight), "fragment": fragment, "steps": steps}
-        self.ask("submit", epoch=self.epoch, call=self._calls, **how)
+        try:
+            self._hand_over(fragment, submission)
+        except DaemonLostError as error:
+            self._come_back(error)  # which hands it over, if it is not in a round by then
+
+    def _hand_over(self, fragment: int, submission: _Submission) -> None:
+        what = {"weight": submission.weight, "fragment": fragment, "steps": submission.steps}
+        how = {} if submission.since is None else {"since": submission.since}
+        self.ask_once("submit", epoch=self._daemon_epoch, call=submission.call, **what, **how)
 
     def wait(self, fragment: int = 0) -> Outcome:
         """Wait for the round of a submission and return what became of it.
@@ -235,10 +292,32 @@ class TrainerChannel:
         if fragment not in self._submitted:
             raise SessionError("wait before submit", fix="call submit first")
         started_s = time.monotonic()
-        value = self._outcome(self._submitted.pop(fragment))
+        try:
+            value = self.lasting(lambda: self._outcome_of(fragment))
+        finally:
+            del self._submitted[fragment]
+        if value["kind"] != "missed":
+            self._committed[fragment] = value["round"]
         waited_s = time.monotonic() - started_s
         share, peers = value.get("share", 0.0), tuple(value.get("peers", ()))
         return Outcome(value["kind"], value["round"], waited_s, share, peers, len(peers))
+
+    def _outcome_of(self, fragment: int) -> dict[str, Any]:
+        """Wait for the outcome of what was submitted of a fragment.
+
+        What an earlier daemon had may be in a round that is not committed yet. So it is in none
+        only when the daemon says so of the round that it is in, or would have been in: until then
+        it is submitted again.
+        """
+        started_s = time.monotonic()
+        while True:
+            submission = self._submitted[fragment]
+            value = self._outcome(submission.call)
+            is_known = value["kind"] != "missed" or submission.since is None
+            if is_known or time.monotonic() - started_s > self.deadline_s:
+                return value
+            time.sleep(POLL_S)
+            self._hand_over(fragment, submission)
 
     def next_fragment(self) -> int:
         """Return the fragment of which the run wants a submission next."""
@@ -257,21 +336,32 @@ class TrainerChannel:
 
         ``read`` is called again if θ changed meanwhile; SessionError after PULL_TRIES times.
         """
+        return self.lasting(lambda: self._pull(read))
+
+    def _pull(self, read: Callable[[Floats], None]) -> int:
         for _ in range(PULL_TRIES):
-            answer = self.ask("pull")
+            answer = self.ask_once("pull")
             if answer["serial"] != self._state_serial:
                 self._map_state(answer["serial"])
             read(self._theta[answer["buffer"]])
-            if self.ask("valid", **{k: answer[k] for k in ("serial", "buffer", "generation")}):
-                self.round, self.epoch = answer["round"], answer["epoch"]
+            if self.ask_once("valid", **{k: answer[k] for k in ("serial", "buffer", "generation")}):
+                self.round = answer["round"]
+                if answer["epoch"] != self._daemon_epoch:
+                    self._daemon_epoch, self.epoch = answer["epoch"], self.epoch + 1
+                if self._base is None:
+                    self._began_at = self.round
+                self._base, self.is_stale = (self.round, answer["chain"]), False
                 return self.round
         raise SessionError(f"the run's parameters changed in each of {PULL_TRIES} copies")
 
     def check(self) -> None:
-        """Raise DaemonLostError if the daemon is gone. Cheap enough for every training step."""
+        """Come back if the daemon is gone, else raise DaemonLostError.
+
+        Cheap enough for every training step.
+        """
         self._check_process()
         if self._lifeline is not None and has_ended(self._lifeline):
-            raise lost(self._home)
+            self._come_back(lost(self._home))
 
     def hurry(self, wait_s: float) -> None:
         """Wait for the daemon and for rounds no longer than that from now on."""
@@ -319,6 +409,9 @@ class TrainerChannel:
 
         The memory behind them is at least as large as ever before.
         """
+        return self.lasting(lambda: self._exchange_memory(elements))
+
+    def _exchange_memory(self, elements: int) -> tuple[Floats, Floats]:
         shared = self._exchange
         if shared is None or len(shared) < 2 * elements:
             self._exchange = None
@@ -335,12 +428,28 @@ class TrainerChannel:
         return outcome
 
     def operate(self, **call: Any) -> dict[str, Any]:
-        """Make the call, as soon as the daemon can take it, and wait for its outcome."""
+        """Make the call, as soon as the daemon can take it, and wait for its outcome.
+
+        CollectiveLostError where the daemon has ended meanwhile and come back: nobody here can know
+        whether the others have the result.
+        """
         self.attach_for_collectives()
+        try:
+            return self._operate(call)
+        except DaemonLostError as error:
+            self._come_back(error)
+            raise CollectiveLostError(
+                "this peer's daemon was started again while a collective of this trainer was under "
+                "way, and what came of that is not known",
+                fix=_UNKNOWN_FIX,
+                phase="barrier",
+            ) from error
+
+    def _operate(self, call: dict[str, Any]) -> dict[str, Any]:
         self._calls += 1
         self._client.events.clear()  # answers to calls that were given up
         started_s = said_s = time.monotonic()
-        while why := self.ask("operate", call=self._calls, **call):
+        while why := self.ask_once("operate", call=self._calls, **call):
             now_s = time.monotonic()
             if now_s - started_s > self.deadline_s:
                 raise self._too_late(now_s - started_s)
@@ -397,10 +506,14 @@ class TrainerChannel:
         for more than four names, or without memory.
         """
         check_codec(codec, "publish()")
-        shared = self.vector_memory(values.size)
-        np.copyto(shared, values)
-        self.ask("publish", name=name, number=number, elements=values.size, codec=codec)
-        np.copyto(values, shared)
+
+        def publish() -> Floats:
+            shared = self.vector_memory(values.size)
+            np.copyto(shared, values)
+            self.ask_once("publish", name=name, number=number, elements=values.size, codec=codec)
+            return shared
+
+        np.copyto(values, self.lasting(publish))
 
     def newest(self, peer: str, name: str) -> int:
         """Return the number of a peer's newest vector of this name, 0 for none.
@@ -417,10 +530,13 @@ class TrainerChannel:
 
         This peer's own are had in the same way.
         """
-        self.vector_memory(elements)
-        ticket = self.ask(
-            "ask_vector", peer=peer, name=name, number=number, elements=elements, codec=codec
-        )
+
+        def ask() -> int:
+            self.vector_memory(elements)
+            what = {"peer": peer, "name": name, "number": number, "elements": elements}
+            return int(self.ask_once("ask_vector", codec=codec, **what))
+
+        ticket = self.lasting(ask)
         return AskedVector(self, f"{name} {number} of {peer}", ticket, elements)
 
     def vector_memory(self, elements: int) -> Floats:
@@ -457,9 +573,14 @@ class TrainerChannel:
         """
         if self._region is None:
             raise SessionError("fits before attach", fix="call attach first")
-        fill(self._region)
         place = {"terms": validation.terms, "target": validation.target}
-        return bool(self.ask("fits", start=start, **place))
+
+        def ask() -> bool:
+            assert self._region is not None
+            fill(self._region)
+            return bool(self.ask_once("fits", start=start, **place))
+
+        return self.lasting(ask)
 
     def judged(self, validation: Validation, judgement: int | None, why: str) -> None:
         """Tell the daemon how a segment was judged.
@@ -479,6 +600,10 @@ class TrainerChannel:
             self._lifeline = None
 
     def ask(self, command: str, **arguments: Any) -> Any:
+        """Return the daemon's answer to a command that may be given again to the next one."""
+        return self.lasting(lambda: self.ask_once(command, **arguments))
+
+    def ask_once(self, command: str, **arguments: Any) -> Any:
         """Return the daemon's answer to a command; figures that were observed go along."""
         self._check_process()
         if self._lifeline is None:
@@ -493,6 +618,96 @@ class TrainerChannel:
             raise SessionError(
                 "a session cannot be used after fork", fix="call atoll.connect() in the new process"
             )
+
+    # ------------------------------------------------------------ the next daemon
+
+    def lasting(self, act: Callable[[], T]) -> T:
+        """Return what ``act`` returns; it is done again where a daemon has ended meanwhile."""
+        while True:
+            try:
+                return act()
+            except DaemonLostError as error:
+                self._come_back(error)
+
+    def _come_back(self, error: AtollError) -> None:
+        """Attach to the next process of the daemon that has ended.
+
+        Raise DaemonLostError if there is none in time, or if it is of another run.
+        """
+        if not self._reconnect_s:
+            raise error
+        ended_s = time.monotonic()
+        say(
+            f"{error.what}: waiting up to {duration(self._reconnect_s)} until it is started again "
+            f"(atoll up or atoll join, --home {self._home})"
+        )
+        while True:
+            self._disconnect()
+            try:
+                hello = self._connect(self._reconnect_s - (time.monotonic() - ended_s))
+                if hello["run"] != self.run or hello["peer"] != self.peer_name:
+                    raise SessionError(
+                        f"the daemon at {self._home} is now {hello['peer']} of run {hello['run']}; "
+                        f"this trainer's was {self.peer_name} of {self.run}",
+                        fix="start this trainer again",
+                    )
+                self.connection += 1
+                how_it_goes_on = self._resume() if self._attached is not None else ""
+            except NoDaemonError as late:
+                raise DaemonLostError(
+                    f"{error.what}, and did not come back within {duration(self._reconnect_s)}",
+                    fix=error.fix,
+                ) from late
+            except DaemonLostError as again:
+                if time.monotonic() - ended_s > self._reconnect_s:
+                    raise
+                error = again
+                continue
+            waited = duration(time.monotonic() - ended_s)
+            say(f"attached again after {waited}{how_it_goes_on}")
+            return
+
+    def _connect(self, timeout_s: float) -> dict[str, Any]:
+        self._client = _wait_for_daemon(self._context, self._home, timeout_s)
+        self._lifeline = self._open_lifeline()
+        hello = self.ask_once("hello", pid=self._pid)
+        assert isinstance(hello, dict)
+        return hello
+
+    def _disconnect(self) -> None:
+        """Give up what belonged to a daemon; what was submitted to it is kept in its memory."""
+        self.forget_lifeline()
+        self._client.close()
+        self._exchange = self._vector_memory = None
+        self._theta, self._state_serial = [], -1
+
+    def _resume(self) -> str:
+        """Attach as before, and go on with what the run allows; return how, for people."""
+        assert self._attached is not None
+        before = self._region
+        self._attach(self._attached)
+        if before is not None and self._region is not None:
+            np.copyto(self._region, before)  # before anything else: this daemon may end as well
+        waiting = {f: self._committed.get(f, self._began_at) for f in self._submitted}
+        number, chain = self._base or (0, b"")
+        said = self.ask_once("resume", round=number, chain=chain, waiting=list(waiting.items()))
+        why_not = said["why_not"] if self._base is not None else ""
+        if not why_not:
+            self._daemon_epoch = said["epoch"]
+        else:
+            self._daemon_epoch, self.is_stale = NO_EPOCH, True
+        found = set()
+        for (fragment, since), fate in zip(waiting.items(), said["fates"], strict=True):
+            submission = replace(self._submitted[fragment], since=since)
+            self._submitted[fragment] = submission
+            kind = "reload" if fate["kind"] == "again" and why_not else fate["kind"]
+            if kind == "again":
+                self._hand_over(fragment, submission)
+            else:
+                outcome = {**fate, "kind": kind, "call": submission.call}
+                self._client.events.append(("outcome", outcome))
+            found.add(kind)
+        return _how_it_goes_on(said["round"], why_not, found, is_based=self._base is not None)
 
     def _open_lifeline(self) -> socket.socket:
         lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -509,7 +724,7 @@ class TrainerChannel:
 
     def _receive(self, name: str, *, writable: bool, **arguments: Any) -> Floats:
         """Ask for a region; its descriptor comes over the lifeline after the answer."""
-        self.ask(name, **arguments)
+        self.ask_once(name, **arguments)
         assert self._lifeline is not None
         readable, _, _ = select.select([self._lifeline], [], [], COMMAND_TIMEOUT_S)
         if not readable:
@@ -535,13 +750,13 @@ class TrainerChannel:
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
-                waiting = self.ask("waiting")
+                waiting = self.ask_once("waiting")
                 if waiting["code"] == DivergedError.code:  # waiting longer cannot help
                     raise DivergedError(waiting["text"], fix=_HALTED_FIX)
                 say(str(waiting["text"]))
 
     def _too_late(self, elapsed_s: float) -> RoundError:
-        waiting = self.ask("waiting")
+        waiting = self.ask_once("waiting")
         kinds = {error.code: error for error in (NoQuorumError, TooFewPeersError)}
         kind = kinds.get(waiting["code"], RoundTimeoutError)
         return kind(
@@ -558,6 +773,7 @@ class AskedVector:
     def __init__(self, channel: TrainerChannel, text: str, ticket: int, elements: int) -> None:
         self._channel, self._text = channel, text
         self._ticket, self._elements = ticket, elements
+        self._connection = channel.connection
 
     def __str__(self) -> str:
         return self._text
@@ -577,7 +793,7 @@ class AskedVector:
         while state != "here":
             limit_s = timeout_s if state == "asked" else channel.deadline_s
             look_s = min(LOOK_S, max(0.0, limit_s - waited_s))
-            state = channel.ask("look_for_vector", ticket=self._ticket, timeout_s=look_s)
+            state = self._ask("look_for_vector", timeout_s=look_s)
             waited_s = time.monotonic() - began_s
             if state != "here" and look_s <= 0.0:
                 self.drop()
@@ -590,14 +806,25 @@ class AskedVector:
                 how = "has not been published yet" if state == "asked" else "is on its way"
                 say(f"{self} {how} ({duration(waited_s)} so far)")
 
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        """Return the daemon's answer; StateError if another daemon was asked for the vector."""
+
+        def ask() -> Any:
+            if self._connection != self._channel.connection:
+                raise StateError(
+                    f"{self} was asked of a daemon that has ended meanwhile", fix="ask for it again"
+                )
+            return self._channel.ask_once(command, ticket=self._ticket, **arguments)
+
+        return self._channel.lasting(ask)
+
     def look(self, timeout_s: float) -> str:
         """Return "asked" while the vector is not published, and "here" when it is here.
 
         It is something else while the vector is on its way. Returns at once when it is here, else
         after ``timeout_s`` at most. Raises what ``wait`` raises, but for time.
         """
-        ask = self._channel.ask
-        return str(ask("look_for_vector", ticket=self._ticket, timeout_s=timeout_s))
+        return str(self._ask("look_for_vector", timeout_s=timeout_s))
 
     def read(self) -> Floats:
         """Return the vector, float32[n], read-only.
@@ -605,14 +832,15 @@ class AskedVector:
         Its memory is this one's until the session's next call of any vector. It may be read again,
         until it is dropped.
         """
-        self._channel.ask("read_vector", ticket=self._ticket)
+        self._ask("read_vector")
         shown = self._channel.vector_memory(self._elements).view()
         shown.flags.writeable = False
         return shown
 
     def drop(self) -> None:
         """Give the vector up: it is not wanted (any more)."""
-        self._channel.ask("drop_vector", ticket=self._ticket)
+        with contextlib.suppress(StateError):  # else it is gone with its daemon
+            self._ask("drop_vector")
 
 
 def check_codec(name: str, call: str) -> None:
@@ -631,6 +859,21 @@ def _collectives() -> tuple[RunSpec, Manifest]:
     """Return what a run without an optimizer begins with: one parameter that nobody changes."""
     spec = RunSpec(method=COLLECTIVES, sync_every=1, codec="float32")
     return spec, Manifest.of([Parameter(COLLECTIVES, (1,))])
+
+
+def _how_it_goes_on(number: int, why_not: str, fates: set[str], *, is_based: bool) -> str:
+    """Return what a trainer does that has come back, at this round of the run."""
+    if not is_based:
+        return ""
+    if why_not:
+        return (
+            f"; the run is at round {number}: {why_not}, so this trainer takes its parameters, and "
+            "the inner optimizers keep their moments"
+        )
+    text = f" at round {number} of the run, and goes on with its local work"
+    if "committed" in fates:
+        return f"{text}; what it had submitted is in a round"
+    return f"{text}, submitted again" if "again" in fates else text
 
 
 _OPEN: weakref.WeakSet[TrainerChannel] = weakref.WeakSet()

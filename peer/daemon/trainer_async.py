@@ -11,6 +11,9 @@ late: what a round goes on without is submitted again for the next one, whatever
 came in the middle of a round, or crossed its BEGIN; a retry was without this peer; the daemon has
 caught up with the others, or their view has gone back.
 
+What was submitted before to a process of this daemon that has ended may have counted already: that
+is asked before each try (``was_counted``).
+
 That cannot count anything twice. A submission is given to the machine again only when the machine
 has let go of it and said so, and it lets go of what is in a committed round by "committed".
 """
@@ -26,6 +29,10 @@ from atoll.peer.membership.member import MemberState
 LOOK_S = 0.02  # between two looks whether a round is open: a round takes longer
 
 
+def _never() -> bool:
+    return False
+
+
 class AsyncSubmissions:
     """Submit for one trainer, one at a time, until a round has committed it or none can use it.
 
@@ -37,13 +44,15 @@ class AsyncSubmissions:
         self, own: MemberState, feed: Callable[[ev.Event], None], taken: Callable[[], None]
     ) -> None:
         self._own, self._feed, self._taken = own, feed, taken
+        self._was_counted: Callable[[], bool] = _never
         self._weight: float | None = None  # of what waits for its outcome
         self._given: ev.Submitted | None = None  # as the machine has it
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(LOOK_S, self._look)
 
-    def submit(self, weight: float) -> None:
-        self._weight, self._given = weight, None
+    def submit(self, weight: float, was_counted: Callable[[], bool] = _never) -> None:
+        """Submit; ``was_counted`` says, and tells the trainer, if that has happened already."""
+        self._weight, self._given, self._was_counted = weight, None, was_counted
         self._act()
 
     def is_over(self, effect: ev.TellTrainer) -> bool:
@@ -71,6 +80,9 @@ class AsyncSubmissions:
             self._feed(ev.Attached(waits=not own.attached))
         if self._weight is None or self._given is not None or is_open:
             return  # an open round would only refuse it
+        if self._was_counted():
+            self._weight = None
+            return
         self._given = ev.Submitted(own.round, own.epoch, self._weight)
         self._feed(self._given)
         if own.submissions.get(0) is self._given:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
@@ -31,6 +31,7 @@ from atoll.peer.membership.operations import (
 from atoll.peer.membership.view import REPLICA, short
 from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.rounds.resumed_work import Fate, fate_of, why_not_on
 from atoll.peer.rounds.state import Floats, ReplicatedState
 
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
@@ -51,6 +52,10 @@ class AttachedTrainer:
     in_step: bool = False  # the barrier waits for it
     submissions: AsyncSubmissions | None = None  # of an asynchronous run
     awaiting: dict[int, int] = field(default_factory=dict)  # fragment -> the call without an answer
+    # Fragment -> the round before which what waits is in none; and of which fragments an earlier
+    # process of this daemon had it.
+    since: dict[int, int] = field(default_factory=dict)
+    again: set[int] = field(default_factory=set)
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -79,6 +84,7 @@ class TrainerService:
         return {
             "hello": self._hello,
             "attach": self._attach,
+            "resume": self._resume,
             "offer": self._offer,
             "region": self._region,
             "state": self._state,
@@ -101,6 +107,7 @@ class TrainerService:
         if trainer is None:
             return
         call = trainer.awaiting.get(effect.fragment)
+        effect = self._as_counted(trainer, effect)
         if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
             return
         del trainer.awaiting[effect.fragment]
@@ -110,6 +117,39 @@ class TrainerService:
             outcome["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
             outcome["peers"] = list(map(short, head.contributors)) if head is not None else []
         self.ipc_server.push(trainer.client, "outcome", outcome)
+
+    def _as_counted(self, trainer: AttachedTrainer, effect: ev.TellTrainer) -> ev.TellTrainer:
+        """Return what the trainer hears of a pseudo-gradient that is in a part of a round.
+
+        A retry without this peer keeps chunks of an attempt that it was in. A trainer that heard
+        "missed" would submit the same once more, and those would count twice.
+        """
+        since = trainer.since.get(effect.fragment)
+        if effect.kind != "missed" or since is None or trainer.spec.submits != "deltas":
+            return effect
+        now = min(effect.round, self._executor.replica.log.last)
+        fate = self._fate_of(effect.fragment, since, now)
+        if fate.kind != "committed":
+            return effect
+        return replace(effect, kind=fate.kind, round=fate.round)
+
+    def _was_counted(self, trainer: AttachedTrainer, fragment: int) -> bool:
+        """Return whether what waits is in a round already, as submitted to an earlier process.
+
+        Then its trainer is told, and it is not to count again.
+        """
+        if fragment not in trainer.again:
+            return False
+        fate = self._fate_of(fragment, trainer.since[fragment], self._node.follower.round)
+        if fate.kind == "again":
+            return False
+        call = trainer.awaiting.pop(fragment)
+        self.ipc_server.push(trainer.client, "outcome", dict(fate.to_trainer(call)))
+        return True
+
+    def _fate_of(self, fragment: int, since: int, now: int) -> Fate:
+        log = self._executor.replica.log
+        return fate_of(log, self._node.me.peer, fragment, since, now)
 
     def gone(self, client: bytes) -> None:
         self._pids.pop(client, None)
@@ -193,6 +233,22 @@ class TrainerService:
 
         return AsyncSubmissions(self._node.follower, self._feed, taken)
 
+    async def _resume(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Say what has become of the work of a trainer whose daemon was started again.
+
+        ``base``: round and chain of the state that it began with, if it has one. ``waiting``:
+        fragments, and the last round of which it knows the outcome.
+        """
+        spec, own = self.known(client).spec, self._node.follower
+        here = (own.round, own.chain)
+        base = int(arguments["round"]), bytes(arguments["chain"])
+        log, deltas = self._executor.replica.log, spec.submits == "deltas"
+        why = why_not_on(log, base, here, fragments=spec.fragments, deltas=deltas)
+        waiting = arguments["waiting"]
+        fates = [self._fate_of(int(f), int(since), own.round) for f, since in waiting]
+        said = [dict(fate.to_trainer(0)) for fate in fates]
+        return {"why_not": why, "round": own.round, "epoch": own.epoch, "fates": said}
+
     async def _offer(self, client: bytes, arguments: dict[str, Any]) -> None:
         trainer = self.known(client)
         if trainer.region is None:
@@ -233,9 +289,12 @@ class TrainerService:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
         trainer.awaiting[fragment] = int(arguments["call"])
         self._submitted_s[fragment] = time.monotonic()
+        self._note_since(trainer, fragment, arguments.get("since"))
         self.note_figures(trainer, arguments.get("figures", {}))
+        if self._was_counted(trainer, fragment):
+            return
         if trainer.submissions is not None:
-            trainer.submissions.submit(weight)
+            trainer.submissions.submit(weight, lambda: self._was_counted(trainer, fragment))
             return
         base_round = self._node.follower.round
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
@@ -243,6 +302,13 @@ class TrainerService:
         if self._node.follower.submissions.get(fragment) is submission:
             self._executor.replica.inputs = trainer.region.floats
             self._executor.replica.steps = bytes(arguments.get("steps", b""))
+
+    def _note_since(self, trainer: AttachedTrainer, fragment: int, since: int | None) -> None:
+        """Note before which round a submission is in none; None: this process had it first."""
+        trainer.since[fragment] = self._node.follower.round if since is None else int(since)
+        trainer.again.discard(fragment)
+        if since is not None:
+            trainer.again.add(fragment)
 
     async def _next(self, client: bytes, _: dict[str, Any]) -> int:
         """Return the fragment of which a submission is wanted next.
@@ -269,6 +335,7 @@ class TrainerService:
         why = why_not_now(own, self._executor.state, in_view=self._node.view is not None)
         if not why:
             trainer.awaiting[0] = int(arguments["call"])
+            trainer.since.pop(0, None)
             self._feed(submission)
             if own.submissions.get(0) is submission and halves is not None:
                 self._executor.replica.inputs, self._executor.replica.outputs = halves
@@ -298,10 +365,17 @@ class TrainerService:
         return {
             "round": round_number,
             "epoch": self._node.follower.epoch,
+            "chain": self._chain_after(round_number),
             "buffer": buffer,
             "generation": generation,
             "serial": state.serial,
         }
+
+    def _chain_after(self, round_number: int) -> bytes:
+        """Return the chain after a round that is here; empty where it is not known any more."""
+        own = self._node.follower
+        found = self._executor.replica.log.chain_after(round_number)
+        return found or (own.chain if own.round == round_number else b"")
 
     async def _valid(self, client: bytes, arguments: dict[str, Any]) -> bool:
         state = self._executor.state

@@ -55,7 +55,7 @@ def _train(args: argparse.Namespace) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))
     batches = TextBatches(text, context=model.context, batch=BATCH, seed=args.seed)
 
-    session = connect(home=args.home, timeout_s=CONNECT_TIMEOUT_S)
+    session = connect(home=args.home, timeout_s=CONNECT_TIMEOUT_S, reconnect_s=0)
     outer = DiLoCo(model, optimizer, args.sync_every, session, outer_momentum=OUTER_MOMENTUM)
     heldout = heldout_loss(model, text)  # the model has the run's parameters now
     if session.round == FIRST_ROUND:

@@ -29,7 +29,8 @@ class Callers:
 
     def add(self, name: str) -> Session:
         self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=f"trainer-{name}")
-        connected = self.start(name, lambda: atoll.connect(self._run.peers[name].home))
+        home = self._run.peers[name].home
+        connected = self.start(name, lambda: atoll.connect(home, reconnect_s=0))
         session = self.sessions[name] = connected.result(WAIT_S)
         return session
 

@@ -65,7 +65,7 @@ def main() -> int:
         spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
         spec = replace(spec, audit=sys.argv[7:] == ["audited"])
     manifest = Manifest.of([Parameter("w", (int(elements),))])
-    session = atoll.connect(home)
+    session = atoll.connect(home, reconnect_s=float(os.environ.get("RECONNECT_S", "0")))
     session.channel.attach(spec, manifest, lambda flat: flat.fill(1.0))
     target: F32 | np.float32 = np.float32(session.peer_name.encode()[0] / 64)
     if sys.argv[7:] in (["noisy"], ["audited"]):

@@ -110,12 +110,14 @@ def train(
     scheme: str = "",
     evaluates: bool = False,
     restarts: bool = False,
+    folder: str = "",
     lr: float | None = None,
     steps: int = STEPS,
 ) -> Found:
     """Parameters and buffers at the end, what was evaluated, and how many rounds there were.
 
-    ``lr``: of all steps; with 0 the parameters stay, and ranks may have batches of their own.
+    ``restarts``: through files in ``folder``, if one is given. ``lr``: of all steps; with 0 the
+    parameters stay, and ranks may have batches of their own.
     """
 
     def connect() -> Any:
@@ -126,7 +128,8 @@ def train(
     loop, evaluated = _Loop(METHODS[method], connect, scheme), []
     for step in range(steps):
         if restarts and step == RESTART_AT:
-            loop = _begun_anew(loop, lambda: _Loop(METHODS[method], connect, scheme))
+            own = f"{folder}/{peer}" if folder else ""
+            loop = _begun_anew(loop, lambda: _Loop(METHODS[method], connect, scheme), own)
         if evaluates and step in EVALUATE_AT:
             evaluated += _evaluated(loop, peer)
         for group in loop.inner.param_groups:
@@ -144,7 +147,13 @@ def train(
     }
 
 
-def _begun_anew(loop: _Loop, make: Callable[[], _Loop]) -> _Loop:
+def _begun_anew(loop: _Loop, make: Callable[[], _Loop], folder: str) -> _Loop:
+    if folder:
+        loop.outer.save(folder)
+        loop.outer.close()
+        anew = make()
+        assert anew.outer.load(folder)
+        return anew
     saved = [one.state_dict() for one in (loop.outer, loop.net, loop.inner)]
     loop.outer.close()
     anew = make()

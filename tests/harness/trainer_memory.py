@@ -44,7 +44,8 @@ class OutsideSession:
 
     number = 0
     peer_name = NAMES[0]
-    round = epoch = operations = 0
+    round = epoch = operations = connection = 0
+    is_stale = False
 
     @property
     def channel(self) -> OutsideSession:

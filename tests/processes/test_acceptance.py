@@ -131,7 +131,8 @@ def test_the_trainer_learns_at_once_that_its_daemon_died(tmp_path: Path) -> None
         peer = run.up("a")
         model = make_model()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        outer = DiLoCo(model, inner, 1000, atoll.connect(peer.home))  # far from the next round
+        peer_session = atoll.connect(peer.home, reconnect_s=0)
+        outer = DiLoCo(model, inner, 1000, peer_session)  # far from the next round
         peer.kill()
         peer.ends()
         with pytest.raises(atoll.AtollError, match=r"ATOLL-E82 the daemon at .* died"):

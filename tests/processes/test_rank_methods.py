@@ -28,7 +28,11 @@ RUNS: dict[str, dict[str, Any]] = {
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
     """By name of the run, of either rank. One pair of processes makes them all."""
     folder = tmp_path_factory.mktemp("ranks")
-    return two_ranks(folder, "rank_methods", "run_ranks", request.param, RUNS)
+    runs = {
+        name: {**run, "folder": str(folder / run["method"])} if "restarts" in run else run
+        for name, run in RUNS.items()
+    }
+    return two_ranks(folder, "rank_methods", "run_ranks", request.param, runs)
 
 
 @cache

@@ -89,6 +89,8 @@ class LocalRun:
 class LocalSession:
     """The trainer's interface of ``peer.session.Session``."""
 
+    connection, is_stale = 0, False
+
     def __init__(self, run: LocalRun, index: int) -> None:
         self._run, self._index = run, index
         self.round = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -209,21 +210,31 @@ MAKERS: dict[str, Make] = {
 
 
 def train(
-    session: SwarmSession, make: Make, at: set[tuple[int, int]], steps: int = STEPS
+    session: SwarmSession,
+    make: Make,
+    at: set[tuple[int, int]],
+    steps: int = STEPS,
+    folder: Path | None = None,
 ) -> torch.Tensor:
-    """``at``: which worker is started again before which step."""
+    """``at``: which worker is started again before which step; ``folder``: by `save` and `load`."""
     loop, swarm, left = make(session, 7), session._swarm, set(at)
     while loop.steps < steps:
         here = (session.number, loop.steps)
         if here in left:
             left.remove(here)
-            saved = loop.save()
+            own = None if folder is None else folder / str(session.number)
+            saved = loop.save() if own is None else b""
+            if own is not None:
+                loop.outer.save(own)
             loop.outer.close()
             steps_before = session._local_steps  # its clock goes on
             session = swarm.sessions[session.number] = SwarmSession(swarm, session.number)
             session._local_steps = steps_before
             loop = make(session, 100 + loop.steps)
-            loop.load(saved)
+            if own is None:
+                loop.load(saved)
+            else:
+                assert loop.outer.load(own)
             assert loop.steps == here[1]
         loop.take_step()
     assert not {one for one in left if one[0] == session.number}
@@ -249,6 +260,17 @@ def test_it_is_as_if_nothing_had_happened(name: str, at: set[tuple[int, int]]) -
     found = Swarm(WORKERS).run(lambda session: train(session, MAKERS[name], at))
     for mine, other in zip(found, undisturbed(name), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_save_and_load_keep_all_of_a_trainer(name: str, tmp_path: Path) -> None:
+    at = {(1, 5), (0, 9), (1, 9), (2, 9), (0, 16)}
+    found = Swarm(WORKERS).run(lambda s: train(s, MAKERS[name], at, folder=tmp_path))
+    for mine, other in zip(found, undisturbed(name), strict=True):
+        assert torch.equal(mine, other)
+    for worker in range(WORKERS):
+        names = [path.name for path in (tmp_path / str(worker)).iterdir()]
+        assert names == ["save-000002" if worker < 2 else "save-000001"]
 
 
 @pytest.mark.parametrize("name", MAKERS)
