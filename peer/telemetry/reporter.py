@@ -35,6 +35,7 @@ class _Pending:
 
     first: int
     last: int
+    unix_s: float = 0.0  # when the last of them was over
     peers: int = 0
     counted: bool = False
     times: RoundTimes = field(default_factory=lambda: RoundTimes(0.0))
@@ -42,6 +43,7 @@ class _Pending:
 
     def add(self, begin: Begin, times: RoundTimes, attempts: int, *, counted: bool) -> None:
         known = self.times
+        self.unix_s = time.time()
         self.last, self.peers, self.counted = begin.round, len(begin.participants), counted
         self.attempts = max(self.attempts, attempts)
         self.times = RoundTimes(
@@ -86,7 +88,9 @@ class RowReporter:
 
     def on_message(self, peer: bytes, row: RoundRow) -> None:
         """Take the row of another peer, whose text is made fit for terminals."""
-        clean = replace(row, phase=plain(row.phase), error=plain(row.error))
+        phase, error = plain(row.phase), plain(row.error)
+        is_clean = (phase, error) == (row.phase, row.error)
+        clean = row if is_clean else replace(row, phase=phase, error=error)
         if self.table.add(peer, clean, time.monotonic()):
             self._record(plain_row(peer, clean))
 
@@ -128,7 +132,7 @@ class RowReporter:
         return RoundRow(
             first=pending.first,
             last=pending.last,
-            unix_s=time.time(),
+            unix_s=pending.unix_s,
             took_s=times.took_s,
             compute_s=times.compute_s,
             wait_s=times.wait_s,
