@@ -76,7 +76,11 @@ def overview(
     steps = int((status["spec"] or {}).get("sync_every", 0))
     lines = tuple(_line(m, of.get(m["peer"], []), status, steps) for m in members)
     present = {member["peer"]: of[member["peer"]] for member in members if member["peer"] in of}
-    errors = tuple(f"{line.peer}: {line.error}" for line in lines if line.error)
+    failing: dict[str, list[str]] = {}  # the same is often seen by all
+    for line in lines:
+        if line.error:
+            failing.setdefault(line.error, []).append(line.peer)
+    errors = tuple(f"{listed(names)}: {error}" for error, names in failing.items())
     return Overview(
         title=_title(status, now_unix_s),
         peers=lines,
@@ -110,6 +114,7 @@ def _line(member: dict[str, Any], rows: Sequence[Row], status: dict[str, Any], H
         number = member.get("round")
         return PeerLine(member["peer"], role, reach, number, error=_own_error(status, you=you))
     last, took_s = rows[-1], sum(_of(row, "took_s") for row in rows)
+    took_s = took_s if _trains(rows) else 0.0  # it waits for nobody: it has no trainer
     shares = [
         sum(_of(row, f"{what}_s") for row in rows) / took_s if took_s else None
         for what in ("compute", "exchange", "wait")
@@ -167,20 +172,21 @@ def _steps_per_s(rows: Sequence[Row], per_round: int) -> float | None:
 
 def who_is_slow(rows: dict[str, list[Row]]) -> str:
     """Say in one sentence for whom the others have waited, and why; the same at every peer."""
-    took_s = sum(_of(row, "took_s") for each in rows.values() for row in each)
+    training = [each for each in rows.values() if _trains(each)]
+    took_s = sum(_of(row, "took_s") for each in training for row in each)
     if not took_s:
-        return "no round was committed yet"
+        return "no round with a trainer was committed yet"
     blamed: dict[str, float] = {}
     waiters: dict[str, set[str]] = {}
     for peer, each in rows.items():
-        for row in each:
+        for row in each if _trains(each) else ():
             for late in row.get("waited_for", ()):
                 blamed[late] = blamed.get(late, 0.0) + _of(row, "wait_s") / len(row["waited_for"])
                 waiters.setdefault(late, set()).add(peer)
     worst = max(sorted(blamed), key=lambda peer: blamed[peer], default="")
     if not worst or blamed[worst] < WAIT_MIN_SHARE * took_s:
         compute, exchange = (
-            sum(_of(row, f"{what}_s") for each in rows.values() for row in each) / took_s
+            sum(_of(row, f"{what}_s") for each in training for row in each) / took_s
             for what in ("compute", "exchange")
         )
         return (
@@ -195,13 +201,18 @@ def who_is_slow(rows: dict[str, list[Row]]) -> str:
     return f"{who} {waits} for {worst}, {duration(each_s)} in each round: {_why(worst, rows)}"
 
 
+def _trains(rows: Sequence[Row]) -> bool:
+    return any(row.get("counted") for row in rows)
+
+
 def _rounds(rows: Sequence[Row]) -> int:
     return sum(row["last"] - row["first"] + 1 for row in rows)
 
 
 def _why(worst: str, rows: dict[str, list[Row]]) -> str:
     """Say what is slow about a peer, compared with the others."""
-    own, others = rows.get(worst, []), [each for peer, each in rows.items() if peer != worst]
+    own = rows.get(worst, [])
+    others = [each for peer, each in rows.items() if peer != worst and _trains(each)]
     if not own:
         return "it has told nothing of any round"
     if not own[-1].get("counted"):

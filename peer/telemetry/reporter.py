@@ -71,6 +71,7 @@ class RowReporter:
         self._pending: _Pending | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sent_s = self._links_s = float("-inf")
+        self._memory_bytes = 0
         self._moved: tuple[dict[str, int], dict[str, int]] = (counts.sent, counts.received)
 
     def committed(
@@ -127,6 +128,7 @@ class RowReporter:
         has_links = self._sent_s - self._links_s >= LINKS_EVERY_S
         if has_links:
             self._links_s = self._sent_s
+            self._memory_bytes = resident_bytes()  # it changes slowly, too
         up, down = daemon.own_rates()
         phase, error = daemon.standing()
         return RoundRow(
@@ -148,7 +150,7 @@ class RowReporter:
             loss=figures.get("loss"),
             tokens=figures.get("tokens"),
             steps=figures.get("steps"),
-            memory_bytes=resident_bytes(),
+            memory_bytes=self._memory_bytes,
             predicted_s=daemon.predicted_s(),
             phase=phase[:TEXT_CHARACTERS_MAX],
             error=error[:TEXT_CHARACTERS_MAX],

@@ -110,6 +110,11 @@ class RoundRow:
                 raise ValueError(f"a trainer's figure is a number, not {figure}")
 
 
+PLAIN_FIELDS = tuple(
+    field.name for field in fields(RoundRow) if field.name not in ("unix_s", "links", "waited_for")
+)
+
+
 def _check(values: Iterable[float | None]) -> None:
     for value in values:
         if value is not None and not 0 <= value <= FIGURE_MAX:
@@ -122,11 +127,9 @@ def plain_row(peer: bytes, row: RoundRow) -> dict[str, Any]:
     What is not known or zero is left out, so that a line of the event file stays short.
     """
     found: dict[str, Any] = {"unix_s": round(row.unix_s, 3), "kind": "row", "peer": short(peer)}
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if field.name in ("unix_s", "links", "waited_for") or not value:
-            continue
-        found[field.name] = round(value, 4) if type(value) is float else value
+    for name in PLAIN_FIELDS:
+        if value := getattr(row, name):
+            found[name] = round(value, 4) if type(value) is float else value
     found |= {"first": row.first, "last": row.last, "took_s": round(row.took_s, 4)}
     if row.loss is not None:
         found["loss"] = float(f"{row.loss:.6g}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
+from typing import Any
 
 import pytest
 from harness.rooms import ROOT
@@ -14,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from atoll.peer.telemetry.metrics import metrics_text
 
 PROMTOOL = os.environ.get("PROMTOOL") or shutil.which("promtool")
-RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
+FOLDER = ROOT / "deploy" / "prometheus"
+RULES = FOLDER / "alerts.yml"
 
 
 def values(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -51,6 +55,21 @@ def test_a_witness_lacks_no_trainer() -> None:
     assert ("atoll_trainer_attached", ()) not in found
 
 
+def test_alerts_and_the_dashboard_ask_for_what_there_is() -> None:
+    there = {name for name, _ in values(metrics_text(status(), rows()))}
+    queries = [panel["targets"][0]["expr"] for panel in dashboard()["panels"]]
+    assert len(queries) == 12
+    asked = set(re.findall(r"atoll_\w+", RULES.read_text("utf-8") + " ".join(queries)))
+    assert asked
+    assert not asked - there
+
+
+def dashboard() -> dict[str, Any]:
+    found = json.loads((FOLDER / "grafana.json").read_text("utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 def test_promtool_finds_nothing() -> None:
     assert PROMTOOL is not None
@@ -61,5 +80,6 @@ def test_promtool_finds_nothing() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
-    done = subprocess.run([PROMTOOL, "check", "rules", RULES], capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    for what, file in (("rules", RULES), ("config", FOLDER / "prometheus.yml")):
+        done = subprocess.run([PROMTOOL, "check", what, file], capture_output=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr

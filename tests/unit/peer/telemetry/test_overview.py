@@ -39,7 +39,7 @@ def test_nobody_is_waited_for() -> None:
     assert who_is_slow(by_peer(rows(slow_s=2.0))) == (
         "nobody is waited for: training takes 50% of the time, exchange 10%"
     )
-    assert who_is_slow({}) == "no round was committed yet"
+    assert who_is_slow({}) == "no round with a trainer was committed yet"
 
 
 def changed(of: str, **fields: Any) -> dict[str, list[dict[str, Any]]]:
@@ -54,6 +54,22 @@ def test_other_reasons_for_being_slow() -> None:
     assert who_is_slow(changed(SLOW, compute_s=2.0)).endswith("no slower in the mean")
     alone = {name: each for name, each in by_peer(rows()).items() if name != SLOW}
     assert who_is_slow(alone).endswith("it has told nothing of any round")
+
+
+def test_who_has_no_trainer_is_no_measure_of_the_others_and_waits_for_nobody() -> None:
+    idle = {"counted": False, "compute_s": 0.0, "wait_s": 3.6, "waited_for": [SLOW]}
+    found = [row | idle if row["peer"] == NAMES[1] else row for row in rows()]
+    assert who_is_slow(by_peer(found)) == (
+        f"{NAMES[0]} waits for {SLOW}, 1.5 s in each round: its training takes 3.5 s, that of the"
+        " others 2 s"
+    )
+    assert overview(status(), found, NOW).peers[1].wait is None
+
+
+def test_an_error_that_several_have_is_one_line() -> None:
+    found = [row | {"error": "no room"} for row in rows()]
+    shown = overview(status(last_error="no room"), found, NOW)
+    assert shown.errors == (f"{NAMES[0]}, {NAMES[1]} and {NAMES[2]}: no room",)
 
 
 def test_figures_of_a_peer() -> None:
@@ -87,4 +103,4 @@ def test_a_peer_outside_any_view_has_a_screen_too() -> None:
         members=[], coordinator="", round=0, spec=None, layout="", last_commit_unix_s=0.0
     )
     text = plain_screen(overview(outside, [], NOW), 80)
-    assert "no round was committed yet" in text
+    assert "no round with a trainer was committed yet" in text
