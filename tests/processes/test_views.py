@@ -83,7 +83,7 @@ def events(home: Path, *arguments: str) -> list[dict[str, Any]]:
 def check_events(home: Path, slow: str) -> None:
     """Of a dead daemon: kinds, types, rows, times, and as lines."""
     every = events(home)
-    assert {"view", "round", "trainer", "plan"} <= {e["type"] for e in every}
+    assert {"view", "round", "trainer"} <= {e["type"] for e in every}
     assert not [e for e in every if e["kind"] == "row"]
     dead = events(home, "--kind", "dead")
     assert [e["peer"] for e in dead] == [slow]
