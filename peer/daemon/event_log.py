@@ -63,6 +63,7 @@ EVENT_TYPES: dict[str, str] = {
     "view": "view",
     "waiting": "view",
     # connections, and what they carry
+    "caps": "link",
     "link": "link",
     "links": "link",
     "network": "link",
@@ -80,6 +81,7 @@ EVENT_TYPES: dict[str, str] = {
     # more than one history of a run
     "base-lost": "fork",
     "diverged": "fork",
+    "doubt": "fork",
     "fork": "fork",
     "rollback": "fork",
     "yield": "fork",

@@ -96,11 +96,18 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "waiting": _waiting(parts),
         "last_error": parts.event_log.last_error,
         "last_error_unix_s": parts.event_log.last_error_unix_s,
-        "rounds_spent": dict(parts.round_clock.spent),
-        "event_counts": dict(parts.event_log.counts),
-        "events": parts.event_log.events,
-        "history": parts.event_log.history,
         "uptime_s": time.monotonic() - parts.started_s,
+    } | _happened(parts)
+
+
+def _happened(parts: Components) -> dict[str, Any]:
+    """Return what there was so far: time spent in rounds, and events."""
+    log = parts.event_log
+    return {
+        "rounds_spent": dict(parts.round_clock.spent),
+        "event_counts": dict(log.counts),
+        "events": log.events,
+        "history": log.history,
     }
 
 
