@@ -40,10 +40,9 @@ def add_view_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:
     events.add_argument("--until", metavar="TIME", help="likewise")
     events.add_argument(
         "--kind",
-        action="append",
-        default=[],
-        metavar="K",
-        help="a kind or type of events, several with commas; row: what each peer told of a round",
+        default="",
+        metavar="K,K",
+        help="kinds or types of events, view,disk say; row: what each peer has told of a round",
     )
     events.add_argument("--json", action="store_true", help="the lines as they are in the file")
     events.set_defaults(command=show_events)
@@ -100,12 +99,12 @@ def _show(event: dict[str, Any], *, as_json: bool) -> None:
     print(json.dumps(event) if as_json else event_line(event), flush=True)
 
 
-def _kinds(given: list[str]) -> set[str]:
+def _kinds(given: str) -> set[str]:
     """Return the kinds and types that are asked for. Raise ConfigError for one that is none."""
     from atoll.peer.daemon.event_log import EVENT_TYPES
     from atoll.peer.telemetry.event_lines import ROW
 
-    asked = {kind for each in given for kind in each.split(",") if kind}
+    asked = {kind for kind in given.split(",") if kind}
     types = sorted(set(EVENT_TYPES.values()))
     unknown = asked - {*EVENT_TYPES, *types, ROW}
     if unknown:
