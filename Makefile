@@ -21,7 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-        bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated power-cuts restarts clean
+         bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry \
+         power-cuts restarts clean
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
@@ -55,6 +56,7 @@ help:
 	@echo "make bench-first-state   what each host sends until all have the first parameters (needs root)"
 	@echo "make bench-durable   what a run pays for rounds that survive a restart, and what a restart receives"
 	@echo "make bench-operated   what machines that are told to go and scripts that are killed lose in atoll run"
+	@echo "make bench-telemetry   what events and rows cost: processor time of daemons, bytes for each round and peer"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
@@ -183,6 +185,10 @@ bench-durable: $(STAMP)
 # `atoll run`: 50 times SIGTERM, and 20 kills of its script. Half an hour; ARGS="--only leave --times 5".
 bench-operated: $(STAMP)
 	$(BIN)/python tests/benchmarks/operated.py $(ARGS)
+
+# Four daemons and trainers at a time, by turns with and without: some five minutes.
+bench-telemetry: $(STAMP)
+	$(BIN)/python tests/benchmarks/telemetry.py $(ARGS)
 
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation

@@ -254,6 +254,8 @@ class RoundMethod(Method):
         steps, tokens = self._counted.get(fragment, (0, 0))
         weight = float(self._tokens - tokens or self._steps - steps)
         self._submitted[fragment] = self._steps, self._tokens
+        counted = {"tokens": self._tokens} if self._tokens else {}
+        self._channel.observe(steps=self._steps, **counted)
         self._hand_over(partial(self._write_submission, fragment), weight, fragment)
 
     def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:

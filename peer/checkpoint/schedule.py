@@ -308,6 +308,8 @@ class Checkpointer:
         self.idle.set()
         if is_news and (written or not self._writer.stopped.is_set()):
             self._daemon.note(kind, text)
+        elif written:
+            self._daemon.note("saved", text)
         if written:
             self._daemon.checkpointed(written.round)
 

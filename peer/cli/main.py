@@ -34,6 +34,7 @@ from atoll.peer.cli.run import add_run_verb
 from atoll.peer.cli.running import add_running_verbs, show_status
 from atoll.peer.cli.settings import FILE, Parser, Settings, let_settings
 from atoll.peer.cli.verify import add_verify_verb
+from atoll.peer.cli.views import add_view_verbs, show_events
 from atoll.peer.net.hello import PROTOCOL_MAX
 from atoll.peer.net.invite import SECRET_BYTES
 
@@ -55,11 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        if isinstance(error, BrokenPipeError) and command in (
-            show_status,
-            show_config,
-            _example,
-        ):  # ... | head
+        piped = command in (show_status, show_config, show_events, _example)  # ... | head
+        if isinstance(error, BrokenPipeError) and piped:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         broken = ConfigError(f"{error.strerror or error} ({error.filename or 'no file named'})")
@@ -77,10 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     daemons = add_daemon_verbs(verbs)
     run = add_run_verb(verbs, *daemons[:2])
     running = add_running_verbs(verbs)
+    views = add_view_verbs(verbs)
     told = add_authority_verbs(verbs)
     doctor = add_doctor_verb(verbs)
     config = add_config_verb(verbs, daemons)
-    for verb in (*daemons, run, *running, *told, doctor, config):
+    for verb in (*daemons, run, *running, *views, *told, doctor, config):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
         verb.add_argument(
             "--config", metavar="FILE", help=f"options; default ./{FILE}, or {FILE} in the home"

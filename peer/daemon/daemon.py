@@ -42,7 +42,7 @@ from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
 from atoll.peer.daemon.reconnect import is_refusal
 from atoll.peer.daemon.resuming import Inquiry
-from atoll.peer.daemon.status import missing_founders, nobody_answers, nobody_leads
+from atoll.peer.daemon.status import missing_founders, nobody_answers, nobody_leads, phase_of
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.durable.disk import Room
 from atoll.peer.links.messages import AboutLinks, StreamPlan
@@ -332,10 +332,10 @@ class Daemon:
             self._moved_on(event)
         elif isinstance(event, ev.HomeRead) and self.parts.durability is not None:
             self.parts.durability.moved_to(event.round, applied=True)
-        own = self.node.follower
-        if own.submissions and own.round + 1 not in own.begins:  # later, all are waited for
-            late = self.node.heartbeats.waiting[0]
-            self.parts.round_clock.waits_for(tuple(p for p in late if p != self.node.me.peer))
+        clock, waiting = self.parts.round_clock, self.node.heartbeats.waiting
+        if waiting is not clock.said or isinstance(event, ev.Submitted):
+            own = self.node.follower
+            clock.hears(waiting, phase_of(own), submitted=bool(own.submissions))
         if self._on_view is not None:
             self.tell_view(self._on_view)
         if self._timer is not None:
@@ -659,7 +659,8 @@ class Daemon:
         self.stop()
 
     def _on_note(self, note: ev.Note) -> None:
-        self.note(note.kind, note.text, **note.fields)
+        of = {"peer": short(note.peer)} if note.peer else {}
+        self.note(note.kind, note.text, **of | note.fields)
         if note.kind == "refused":
             self.stop(IncompatibleRunError(note.text, fix="join with the run's specification"))
         elif note.kind == "conflict":

@@ -29,6 +29,82 @@ SUMMED_UP_S = 1.0  # collectives of so long a time have one line: there may be h
 NAMES_MAX = 8  # peers that such a line names
 SPENT_MIN_S = 0.05  # what is less would be shown as nothing
 
+SAVED = "saved"  # the kind of the events about checkpoints in the home: one after every few rounds
+QUIET_KINDS = frozenset({SAVED})  # for those who look back: recorded, and neither printed nor kept
+
+# What each kind of event is about: so people choose (`atoll events --kind`), and so it is drawn.
+# tests/unit/peer/daemon/test_event_types.py finds every kind in the source.
+EVENT_TYPES: dict[str, str] = {
+    # a round of the run, and what keeps it from its end
+    "agreed": "round",
+    "give-up": "round",
+    "held": "round",
+    "hold": "round",
+    "loading": "round",
+    "lost-calls": "round",
+    "miss": "round",
+    "no-quorum": "round",
+    "retry": "round",
+    "round": "round",
+    "spoils": "round",
+    "stragglers": "round",
+    # who is in the run, and who leads it
+    "admitted": "view",
+    "amnesia": "view",
+    "coordinator-lost": "view",
+    "dead": "view",
+    "excluded": "view",
+    "genesis": "view",
+    "hand-over": "view",
+    "join": "view",
+    "leave": "view",
+    "restarted": "view",
+    "resume": "view",
+    "view": "view",
+    "waiting": "view",
+    # connections, and what they carry
+    "caps": "link",
+    "link": "link",
+    "links": "link",
+    "network": "link",
+    "reach": "link",
+    # the state of one peer, taken from others or from the disk
+    "recovered": "sync",
+    "transfer": "sync",
+    "unsynced": "sync",
+    # what was chosen, and by which means it is done
+    "codecs": "plan",
+    "limits": "plan",
+    "plan": "plan",
+    "checkpoint": "checkpoint",
+    "saved": "checkpoint",
+    # more than one history of a run
+    "base-lost": "fork",
+    "diverged": "fork",
+    "doubt": "fork",
+    "fork": "fork",
+    "rollback": "fork",
+    "yield": "fork",
+    # who has broken the rules, or is out
+    "audit": "ban",
+    "ban": "ban",
+    "banned": "ban",
+    "equivocation": "ban",
+    "forged": "ban",
+    "revoked": "ban",
+    "unproven": "ban",
+    # what somebody should look at
+    "conflict": "error",
+    "disk": "error",
+    "late": "error",
+    "load-failed": "error",
+    "mismatch": "error",
+    "protocol": "error",
+    "refused": "error",
+    "rejected": "error",
+    "trainer": "trainer",
+}
+
 EVENTS_KEPT = 200  # for `atoll status`; the whole log is what the daemon prints
 EVENTS_SHOWN = 20
 # Kept apart: of each kind the last few. Members can cause any number of meetings (kind "met"), so
@@ -70,6 +146,7 @@ class EventLog:
             kind: deque(maxlen=HISTORY_KEPT) for kind in HISTORY_KINDS
         }
         self._view = ""
+        self.counts: dict[str, int] = {}  # events so far, by kind
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -84,8 +161,10 @@ class EventLog:
     def note(self, kind: str, text: str, **fields: object) -> None:
         """Write one line of the log, with ``fields`` for those who read it by program."""
         text = plain(text)  # some of it may be another's words
-        event = {"unix_s": time.time(), "kind": kind, "text": text, **fields}
-        if kind != ROUND:
+        about = EVENT_TYPES.get(kind, "error")
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        event = {"unix_s": time.time(), "kind": kind, "type": about, "text": text, **fields}
+        if kind != ROUND and kind not in QUIET_KINDS:
             self._events.append(event)
         if kind in ERROR_KINDS:
             self.failed(text)
@@ -93,7 +172,8 @@ class EventLog:
             self._remember("fork" if self._view and text.endswith(self._view) else "met", text)
         elif kind in self._history:
             self._remember(kind, text)
-        self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text.removeprefix(f'{kind} ')}")
+        if kind not in QUIET_KINDS:
+            self._say(f"{time.strftime('%H:%M:%S')} {kind:<10} {text.removeprefix(f'{kind} ')}")
         if self.record is not None:
             self.record(event)
         if self.publish is not None:

@@ -12,6 +12,7 @@ from atoll.peer.caps.caps import describe as describe_caps
 from atoll.peer.daemon.reachability import ReachState
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.links.link_table import LOSS_SHOWN
+from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import NO_TERMS
 from atoll.peer.membership.participation import trainers_needed
 from atoll.peer.membership.phase import Phase
@@ -95,9 +96,18 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "waiting": _waiting(parts),
         "last_error": parts.event_log.last_error,
         "last_error_unix_s": parts.event_log.last_error_unix_s,
-        "events": parts.event_log.events,
-        "history": parts.event_log.history,
         "uptime_s": time.monotonic() - parts.started_s,
+    } | _happened(parts)
+
+
+def _happened(parts: Components) -> dict[str, Any]:
+    """Return what there was so far: time spent in rounds, and events."""
+    log = parts.event_log
+    return {
+        "rounds_spent": dict(parts.round_clock.spent),
+        "event_counts": dict(log.counts),
+        "events": log.events,
+        "history": log.history,
     }
 
 
@@ -234,20 +244,27 @@ def _without_connection(parts: Components, view: View) -> str:
     return f"; no connection to {listed(gone)}" if gone else ""
 
 
+def phase_of(own: MemberState) -> tuple[int, bool]:
+    """Return which round this peer has, and whether the next one is exchanged."""
+    return own.round, own.round + 1 in own.begins
+
+
 def _round_waits(parts: Components) -> str:
     """Say what the next round waits for, where there is a view and rounds are not held."""
     node, own = parts.node, parts.node.follower
-    late, waited_s = node.heartbeats.waiting
+    number, is_exchanged = own.round + 1, own.round + 1 in own.begins
+    late = parts.round_clock.late(phase_of(own))
     names = listed([short(p) + (" (this peer)" if p == node.me.peer else "") for p in late])
-    begin = own.begins.get(own.round + 1)
-    if begin is not None:
+    so_far = f" ({duration(node.heartbeats.waiting[1])} so far)" if names else ""
+    if is_exchanged:
         waits = f" and waits for {names}" if names else ""
-        return f"round {begin.round} is exchanged{waits} ({duration(waited_s)} so far)"
-    number = own.round + 1
+        return f"round {number} is exchanged{waits}{so_far}"
+    if names and not {*late} & {*parts.host.link_peers(), node.me.peer}:
+        return f"round {number} waits for {names} to come back{so_far}"
     if names:
-        return f"round {number} waits for the training of {names} ({duration(waited_s)} so far)"
+        return f"round {number} waits for the training of {names}{so_far}"
     if own.attached:
-        return f"round {number} is about to begin"
+        return f"round {number} is {'about to begin' if own.submissions else 'trained for'}"
     yet = "" if own.round else " yet"
     return f"no training script is attached{yet}: start one (python train.py)"
 

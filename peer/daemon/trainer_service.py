@@ -17,6 +17,7 @@ from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import FROZEN, RunSpec, check_collectives, check_same, parse_blob
 from atoll.peer.client.shared_memory import Region, send_region
 from atoll.peer.daemon.ipc_server import Handler, IpcServer
+from atoll.peer.daemon.ports import Log
 from atoll.peer.daemon.trainer_async import AsyncSubmissions
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.member import MemberState
@@ -69,8 +70,10 @@ class TrainerService:
         executor: RoundExecutor,
         ipc_server: IpcServer,
         feed: Callable[[ev.Event], None],
+        log: Log,
     ) -> None:
         self._run = run
+        self._log = log
         self._node = node
         self._executor = executor
         self.ipc_server = ipc_server
@@ -163,6 +166,8 @@ class TrainerService:
         for region in (trainer.region, trainer.exchange):
             if region is not None:
                 region.close()  # the mapping lives on while a round reads it
+        if trainer.in_step:
+            self._log.note("trainer", f"process {trainer.pid} trains no more", pid=trainer.pid)
         self._feed(ev.Detached())
 
     # ------------------------------------------------------------ commands
@@ -221,6 +226,7 @@ class TrainerService:
             raise
         if not trainer.in_step:
             trainer.in_step = True
+            self._log.note("trainer", f"process {trainer.pid} trains from now on", pid=trainer.pid)
             self._feed(ev.Attached(waits=not trainer.spec.is_asynchronous))
             if trainer.spec.is_asynchronous:
                 trainer.submissions = self._asynchronous(trainer)

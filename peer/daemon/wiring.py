@@ -95,7 +95,7 @@ class Components:
         self.ipc_server = IpcServer(home.socket_path)
         event_log.publish = self.ipc_server.publish
         self.trainers = TrainerService(
-            options.run, self.node, self.executor, self.ipc_server, daemon.feed
+            options.run, self.node, self.executor, self.ipc_server, daemon.feed, event_log
         )
         self.vectors = VectorService(
             node=self.node,
@@ -112,7 +112,7 @@ class Components:
 
     def _report_rounds(self, me: bytes, daemon: DaemonPort) -> None:
         """Make what tells people of events and rounds: lines, the file of events, rows."""
-        self.round_clock, self.round_lines = RoundClock(), RoundLines(daemon)
+        self.round_clock, self.round_lines = RoundClock(me), RoundLines(daemon)
         self.event_file = EventFile(self.home.path / EVENTS_FILE, partial(daemon.note, "disk"))
         self.event_log.record = self.event_file.append
         self.rows = RowReporter(me, daemon, self.host.counts, self.event_file.append)

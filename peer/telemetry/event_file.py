@@ -24,6 +24,9 @@ FREE_BYTES_MIN = 64 << 20  # on the disk: what is left is for rounds and checkpo
 LOOK_EVERY_BYTES = 1 << 20  # how much is written between two looks at the disk
 LINE_BYTES_MAX = 64 << 10
 FOLLOW_PAUSE_S = 0.2
+ENCODE = json.JSONEncoder(
+    separators=(",", ":"), default=str
+).encode  # made once: it is slow to make
 
 
 class EventFile:
@@ -39,7 +42,7 @@ class EventFile:
 
     def append(self, event: dict[str, Any]) -> None:
         """Write one event; drop it where that cannot be."""
-        line = json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n"
+        line = ENCODE(event).encode() + b"\n"
         if len(line) > LINE_BYTES_MAX or not self._has_room(len(line)):
             return
         try:

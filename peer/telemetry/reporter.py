@@ -35,6 +35,7 @@ class _Pending:
 
     first: int
     last: int
+    unix_s: float = 0.0  # when the last of them was over
     peers: int = 0
     counted: bool = False
     times: RoundTimes = field(default_factory=lambda: RoundTimes(0.0))
@@ -42,6 +43,7 @@ class _Pending:
 
     def add(self, begin: Begin, times: RoundTimes, attempts: int, *, counted: bool) -> None:
         known = self.times
+        self.unix_s = time.time()
         self.last, self.peers, self.counted = begin.round, len(begin.participants), counted
         self.attempts = max(self.attempts, attempts)
         self.times = RoundTimes(
@@ -69,6 +71,7 @@ class RowReporter:
         self._pending: _Pending | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._sent_s = self._links_s = float("-inf")
+        self._memory_bytes = 0
         self._moved: tuple[dict[str, int], dict[str, int]] = (counts.sent, counts.received)
 
     def committed(
@@ -86,7 +89,9 @@ class RowReporter:
 
     def on_message(self, peer: bytes, row: RoundRow) -> None:
         """Take the row of another peer, whose text is made fit for terminals."""
-        clean = replace(row, phase=plain(row.phase), error=plain(row.error))
+        phase, error = plain(row.phase), plain(row.error)
+        is_clean = (phase, error) == (row.phase, row.error)
+        clean = row if is_clean else replace(row, phase=phase, error=error)
         if self.table.add(peer, clean, time.monotonic()):
             self._record(plain_row(peer, clean))
 
@@ -123,12 +128,13 @@ class RowReporter:
         has_links = self._sent_s - self._links_s >= LINKS_EVERY_S
         if has_links:
             self._links_s = self._sent_s
+            self._memory_bytes = resident_bytes()  # it changes slowly, too
         up, down = daemon.own_rates()
         phase, error = daemon.standing()
         return RoundRow(
             first=pending.first,
             last=pending.last,
-            unix_s=time.time(),
+            unix_s=pending.unix_s,
             took_s=times.took_s,
             compute_s=times.compute_s,
             wait_s=times.wait_s,
@@ -144,7 +150,7 @@ class RowReporter:
             loss=figures.get("loss"),
             tokens=figures.get("tokens"),
             steps=figures.get("steps"),
-            memory_bytes=resident_bytes(),
+            memory_bytes=self._memory_bytes,
             predicted_s=daemon.predicted_s(),
             phase=phase[:TEXT_CHARACTERS_MAX],
             error=error[:TEXT_CHARACTERS_MAX],

@@ -67,7 +67,8 @@ class RoundRow:
 
     Times are seconds: ``took_s`` since the commit before ``first``, and of that ``compute_s``,
     ``wait_s`` and ``exchange_s`` (all rounds together; they are less than ``took_s`` where the peer
-    was idle, and more where training and exchange overlap). ``waited_for``: who was late last.
+    was idle, and more where training and exchange overlap); ``unix_s`` is when ``last`` was over,
+    by the sender's clock. ``waited_for``: who was late last.
     ``sent``, ``received``: bytes since the row before, by byte_counts.PURPOSES. ``up``, ``down``:
     what the peer's own links have carried, bytes per second. ``peers``: how many took part in
     ``last``; ``counted``: whether this one did. ``loss``, ``tokens``, ``steps``: what its trainer
@@ -109,6 +110,11 @@ class RoundRow:
                 raise ValueError(f"a trainer's figure is a number, not {figure}")
 
 
+PLAIN_FIELDS = tuple(
+    field.name for field in fields(RoundRow) if field.name not in ("unix_s", "links", "waited_for")
+)
+
+
 def _check(values: Iterable[float | None]) -> None:
     for value in values:
         if value is not None and not 0 <= value <= FIGURE_MAX:
@@ -121,11 +127,9 @@ def plain_row(peer: bytes, row: RoundRow) -> dict[str, Any]:
     What is not known or zero is left out, so that a line of the event file stays short.
     """
     found: dict[str, Any] = {"unix_s": round(row.unix_s, 3), "kind": "row", "peer": short(peer)}
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if field.name in ("unix_s", "links", "waited_for") or not value:
-            continue
-        found[field.name] = round(value, 4) if type(value) is float else value
+    for name in PLAIN_FIELDS:
+        if value := getattr(row, name):
+            found[name] = round(value, 4) if type(value) is float else value
     found |= {"first": row.first, "last": row.last, "took_s": round(row.took_s, 4)}
     if row.loss is not None:
         found["loss"] = float(f"{row.loss:.6g}")
@@ -154,17 +158,40 @@ class RoundTimes:
     waited_for: tuple[bytes, ...] = ()
 
 
-class RoundClock:
-    """Split the time of each round; it knows when the last one was over."""
+Waiting = tuple[tuple[bytes, ...], float]  # for whom, and since how many seconds
+Phase = tuple[int, bool]  # where a peer is: its last round, and whether the next one is exchanged
 
-    def __init__(self) -> None:
+
+class RoundClock:
+    """Split the time of each round; it knows when the last one was over.
+
+    ``spent`` adds up the rounds so far, and their times.
+    """
+
+    def __init__(self, me: bytes = b"") -> None:
+        self._me = me
         self._ended_s: float | None = None
         self._late: tuple[bytes, ...] = ()
+        self.said: Waiting = ((), 0.0)
+        self._said_in: Phase = (-1, False)
+        self.spent = dict.fromkeys(("rounds", "took_s", "compute_s", "wait_s", "exchange_s"), 0.0)
 
-    def waits_for(self, late: tuple[bytes, ...]) -> None:
-        """Note whom this peer waits for, which has submitted; the last to be late counts."""
-        if late:
-            self._late = late[:WAITED_FOR_MAX]
+    def hears(self, said: Waiting, phase: Phase, *, submitted: bool) -> None:
+        """Note what the coordinator has said last of whom it waits for, and where this peer is.
+
+        ``submitted``: this peer waits, too. The last to be late before an exchange counts.
+        """
+        if said is not self.said:
+            self.said, self._said_in = said, phase
+        if submitted and not phase[1] and (late := self.late(phase)):
+            self._late = tuple(peer for peer in late if peer != self._me)[:WAITED_FOR_MAX]
+
+    def late(self, phase: Phase) -> tuple[bytes, ...]:
+        """Return whom the coordinator waits for; nobody if its last word was of an earlier phase.
+
+        It says so four times a second: until then nobody knows.
+        """
+        return self.said[0] if self._said_in == phase else ()
 
     def committed(
         self, now_s: float, exchange_s: float, submitted_s: float | None = None
@@ -183,6 +210,9 @@ class RoundClock:
             now_s - since_s, submitted_s - since_s, wait_s, min(exchange_s, now_s - since_s), late
         )
         self._ended_s, self._late = now_s, ()
+        self.spent["rounds"] += 1
+        for name in ("took_s", "compute_s", "wait_s", "exchange_s"):
+            self.spent[name] += getattr(times, name)
         return times
 
 

@@ -24,15 +24,24 @@ STATUS_HEAD = (
 # Known only once something was measured.
 SOMETIMES = ("in_bytes_per_s", "out_bytes_per_s", "loss", "local")
 # What is inside depends on what has happened so far; lines of the log have these keys at least.
-OPEN = ("digests", "streams", "congestion", "history", "trainer.metrics", "members[].arrived")
-EVENT_KEYS = ("kind", "text", "unix_s")
+OPEN = (
+    "digests",
+    "streams",
+    "congestion",
+    "history",
+    "event_counts",
+    "trainer.metrics",
+    "members[].arrived",
+)
+EVENT_KEYS = ("kind", "text", "type", "unix_s")
 # What the same fleet does not always say: where, when, how much, who.
 VARIES = frozenset((
     "address", "arrived", "attached", "attempt", "bytes", "chain", "checkpoint", "congestion",
-    "coordinator", "digest", "digests", "events", "history", "id", "incarnation",
+    "coordinator", "digest", "digests", "event_counts", "events", "history", "id", "incarnation",
     "last_commit_unix_s", "last_error", "last_error_unix_s", "last_round_s", "layout",
-    "lineage", "metrics", "own_links", "peer", "pid", "received", "round", "rtt_ms", "sent",
-    "sent_again", "state", "streams", "synced", "uptime_s", "view", "waiting", "you",
+    "lineage", "metrics", "own_links", "peer", "pid", "received", "round", "rounds_spent",
+    "rtt_ms", "sent", "sent_again", "state", "streams", "synced", "uptime_s", "view",
+    "waiting", "you",
 ))  # fmt: skip
 
 

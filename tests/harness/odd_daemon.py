@@ -13,6 +13,8 @@
                       of its parts; in each ``part``, which it has promised otherwise; it says
                       nothing once the draw begins (``withholds``); it signs ``two`` different sets
                       of numbers
+``telemetry:HOW``     it records no events and rows, and tells none (``off``); it says after each
+                      row what processor time that has taken (``timed``)
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -40,11 +43,22 @@ from atoll.peer.cli import main as cli
 from atoll.peer.daemon import daemon
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.net.wire import encode
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
+from atoll.peer.telemetry.event_file import EventFile
+from atoll.peer.telemetry.reporter import RowReporter
+from atoll.peer.telemetry.rows import RoundClock
 from atoll.peer.verify.attempt_audit import AttemptAudit
 from atoll.peer.verify.manager import AuditedAttempt
 from atoll.peer.verify.statement import Check, SignedStatement, StatementPhase, body_of
 
+# What events and rows take: methods that do nothing else.
+TELEMETRY = (
+    (EventFile, "append"),
+    (RoundClock, "hears"),
+    (RowReporter, "committed"),
+    (RowReporter, "on_message"),
+)
 ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
 DIE_S = 0.005  # after the second of several rounds has begun: both are on their way then
 INNER_S = 0.02
@@ -224,6 +238,47 @@ def lie_in_audits(lie: str) -> None:
         AuditedAttempt._tell = oddly  # type: ignore[method-assign]
 
 
+def change_telemetry(how: str) -> None:
+    if how == "off":
+        for owner, name in TELEMETRY:
+            if owner is not RoundClock:  # it measures the round itself
+                setattr(owner, name, lambda *_, **__: None)
+        return
+    depth = row_bytes = 0
+    spent_s: dict[str, float] = {}  # by the outermost of the methods
+
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        def outer(*arguments: Any, **named: Any) -> Any:
+            nonlocal depth
+            depth, began_s = depth + 1, time.thread_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                depth -= 1
+                if not depth:
+                    name = function.__name__
+                    spent_s[name] = spent_s.get(name, 0.0) + time.thread_time() - began_s
+
+        return outer
+
+    for owner, name in TELEMETRY:
+        setattr(owner, name, timed(getattr(owner, name)))
+    report, make = timed(RowReporter._report), RowReporter._row
+
+    def made(self: RowReporter, pending: Any) -> Any:
+        nonlocal row_bytes
+        row = make(self, pending)
+        row_bytes += len(encode(row))
+        return row
+
+    def told(self: RowReporter) -> None:
+        report(self)
+        say(telemetry_s=spent_s, cpu_s=time.process_time(), row_bytes=row_bytes)
+
+    RowReporter._row = made  # type: ignore[method-assign]
+    RowReporter._report = told  # type: ignore[method-assign]
+
+
 def main() -> int:
     oddity, *values = sys.argv[1].split(":")
     if oddity == "commits-twice":
@@ -236,6 +291,9 @@ def main() -> int:
         kind = Stays
     elif oddity == "audit":
         lie_in_audits(values[0])
+        kind = daemon.Daemon
+    elif oddity == "telemetry":
+        change_telemetry(values[0])
         kind = daemon.Daemon
     else:
         Fragmented.fragments, Fragmented.members, Fragmented.dies_in = map(int, values)

@@ -68,8 +68,9 @@ OPTIM_TORCH_MAY |= {
     )
 }
 PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "atoll.peer"}
-PEER_MAY |= OPTIM_PURE
-RICH = {"atoll.peer.demo.view"}  # only the demo may load it, so that commands start fast
+PEER_MAY |= OPTIM_PURE | {"prometheus_client"}
+# Only what draws may load it, so that commands start fast.
+RICH = {"atoll.peer.demo.view", "atoll.peer.telemetry.top_screen", "atoll.peer.cli.top"}
 # The face of optim also names the demo's small model, for those who check types, and when it is
 # asked for.
 OPTIM_FACE_MAY = OPTIM_TORCH_MAY | {"atoll.peer.demo.byte_lm"}

@@ -125,13 +125,14 @@ def test_figures_travel_with_the_submission_as_means_of_the_round(tmp_path: Path
                 model = torch.nn.Linear(SIZE, 1)
                 inner = torch.optim.SGD(model.parameters(), lr=0.01)
                 outer = DiLoCo(model, inner, 2, session)
-                for losses in ((1.0, 3.0), (5.0, 9.0)):
+                for number, losses in enumerate(((1.0, 3.0), (5.0, 9.0)), 1):
                     for loss in losses:
                         model(torch.ones(1, SIZE)).sum().backward()
                         outer.report(loss=torch.tensor(loss, requires_grad=True), accuracy=0.5)
                         inner.step()
                     metrics = session.status()["trainer"]["metrics"]
-                    assert metrics == {"loss": sum(losses) / 2, "accuracy": 0.5}
+                    mean = {"loss": sum(losses) / 2, "accuracy": 0.5}
+                    assert metrics == mean | {"steps": 2.0 * number}
                 with pytest.raises(ConfigError, match="loss is not one number"):
                     outer.report(loss=torch.ones(2))
 

@@ -124,7 +124,7 @@ def test_what_a_closure_returns_is_reported() -> None:
             inner.step(closure=closure)
             assert peer.reported["loss"] != first
             outer.report(loss=torch.tensor(5.0), accuracy=0.5)
-            assert peer.reported == {"loss": 5.0, "accuracy": 0.5}
+            assert peer.reported == {"loss": 5.0, "accuracy": 0.5, "steps": 2.0}
             return first, returned
 
     ((first, returned),) = Swarm(1).run(train)

@@ -14,6 +14,7 @@ from harness.tinyrun import TinyRun
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.peer.client.shared_memory import Region
+from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.ipc_server import IpcServer
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership import events as ev
@@ -28,11 +29,12 @@ def run() -> Iterator[TinyRun]:
     run.close()
 
 
-def service_of(run: TinyRun, fed: list[ev.Event]) -> TrainerService:
+def service_of(run: TinyRun, fed: list[ev.Event], log: EventLog | None = None) -> TrainerService:
     follower = SimpleNamespace(unsynced=False, loading=False, round=run.state.round)
     node: Any = SimpleNamespace(view=run.view, follower=follower)
     executor: Any = SimpleNamespace(state=run.state)
-    return TrainerService("demo", node, executor, cast(IpcServer, None), fed.append)
+    log = log or EventLog(lambda line: None)
+    return TrainerService("demo", node, executor, cast(IpcServer, None), fed.append, log)
 
 
 def test_a_loss_is_shown_once(run: TinyRun) -> None:
@@ -65,3 +67,17 @@ def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:
     assert trainers.trainer is None
     assert fed == [ev.Detached()]
     assert region.fd == -1
+
+
+def test_a_trainer_that_comes_and_goes_is_said_once_each(run: TinyRun) -> None:
+    """With its process; not of one that was never let in."""
+    lines: list[str] = []
+    trainers = service_of(run, [], EventLog(lines.append))
+    trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 4711)
+    for _ in range(2):
+        assert trainers._readiness(trainers.trainer)["state"] == "ready"
+    trainers.gone(CLIENT)
+    assert [line.split(maxsplit=1)[1] for line in lines] == [
+        "trainer    process 4711 trains from now on",
+        "trainer    process 4711 trains no more",
+    ]

@@ -22,19 +22,21 @@ from atoll.peer.telemetry.rows import (
     plain_row,
 )
 
-A, B = b"a" * 32, b"b" * 32
+A, B, ME = b"a" * 32, b"b" * 32, b"m" * 32
 ROW = RoundRow(
     7, 7, 1e9, 21.3, 18.0, 0.2, 3.1, (brief(B),), 1, (4, 3, 2, 1), (1, 2, 3, 4), loss=2.5
 )
 
 
 def test_a_round_is_training_then_waiting_then_exchange() -> None:
-    clock = RoundClock()
+    clock = RoundClock(ME)
     first = clock.committed(100.0, exchange_s=2.0)
     assert (first.took_s, first.compute_s, first.wait_s, first.exchange_s) == (2.0, 0.0, 0.0, 2.0)
-    clock.waits_for((A, B))
-    clock.waits_for((B,))  # the last that was late
-    clock.waits_for(())
+    training, exchange = (1, False), (1, True)
+    clock.hears(((A, B), 0.1), training, submitted=True)
+    clock.hears(((ME, B), 0.1), training, submitted=True)  # the last that was late: not this peer
+    clock.hears(((), 0.2), training, submitted=True)
+    clock.hears(((A,), 0.1), exchange, submitted=True)  # all are late in an exchange, at first
     times = clock.committed(121.3, exchange_s=3.1, submitted_s=118.0)
     assert times.took_s == pytest.approx(21.3)
     assert times.compute_s == pytest.approx(18.0)
@@ -42,6 +44,19 @@ def test_a_round_is_training_then_waiting_then_exchange() -> None:
     assert times.exchange_s == pytest.approx(3.1)
     assert times.waited_for == (B,)
     assert clock.committed(130.0, 1.0, 129.5).waited_for == ()  # nobody was waited for since
+
+
+def test_what_was_said_in_an_earlier_phase_holds_no_more() -> None:
+    clock = RoundClock(ME)
+    said = ((A,), 0.5)
+    clock.hears(said, (1, False), submitted=False)
+    assert clock.late((1, False)) == (A,)
+    assert clock.late((1, True)) == ()
+    clock.hears(said, (2, False), submitted=True)
+    assert clock.late((2, False)) == ()
+    assert clock.committed(9.0, 1.0, 2.0).waited_for == ()
+    clock.hears(((A,), 0.5), (2, False), submitted=False)  # said again
+    assert clock.late((2, False)) == (A,)
 
 
 def test_training_that_overlaps_an_exchange_is_not_counted_before_the_last_commit() -> None:

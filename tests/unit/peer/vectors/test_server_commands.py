@@ -14,6 +14,7 @@ from atoll.collectives.errors import ConfigError, ConnectError, SessionError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.shared_memory import Region
+from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short
 from atoll.peer.streams.transfers import Transfers
@@ -40,6 +41,7 @@ class Site:
             SimpleNamespace(),  # type: ignore[arg-type]
             SimpleNamespace(),  # type: ignore[arg-type]
             lambda event: None,
+            EventLog(lambda line: None),
         )
         host: Any = SimpleNamespace(
             send=lambda peer, message: self.sent.append(message) or True, outbound={OTHER, b"?"}
