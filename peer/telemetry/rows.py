@@ -134,10 +134,20 @@ def plain_row(peer: bytes, row: RoundRow) -> dict[str, Any]:
         found["waited_for"] = [name.hex() for name in row.waited_for]
     if row.links:
         found["links"] = [
-            {"peer": link.peer.hex(), "rtt_s": link.rtt_s, "out": link.out, "loss": link.loss}
+            {
+                "peer": link.peer.hex(),
+                "rtt_s": _brief(link.rtt_s),
+                "out": _brief(link.out),
+                "loss": _brief(link.loss),
+            }
             for link in row.links
         ]
     return found
+
+
+def _brief(figure: float | None) -> float | None:
+    """Return a figure with as many digits as measuring has: links are most of a row's bytes."""
+    return float(f"{figure:.4g}") if figure is not None else None
 
 
 # ---------------------------------------------------------------- what a daemon sees of a round
