@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+LOOK_MS = 100
 WAIT_MS = 120_000  # these machines are shared: a limit that only a hang exceeds
 # As root it has no sandbox; and it is to ask nobody but the page for anything.
 ARGUMENTS = (
@@ -50,10 +52,10 @@ class Tab:
 
     def shows(self, selector: str, *words: str) -> str:
         """The text there, once it has all of these words."""
-        self.page.wait_for_function(
-            "([s, words]) => words.every(w => document.querySelector(s)?.innerText.includes(w))",
-            arg=[selector, list(words)],
-        )
+        deadline_s = time.monotonic() + WAIT_MS / 1e3
+        while not all(word in self.text(selector) for word in words):
+            assert time.monotonic() < deadline_s, f"{selector} has not {words}: {self.text('body')}"
+            self.page.wait_for_timeout(LOOK_MS)
         return self.text(selector)
 
     def violations(self) -> list[str]:

@@ -87,9 +87,21 @@ export function lineChart(box, { times, lines, format, stacked = false, from_zer
   const reading = box.querySelector(".reading") ?? paragraph("", "reading");
   const texts = (i) => shown.filter((l) => !l.faint && l.values[i] !== null).map((l) => `${l.name} ${format(l.values[i])}`);
   const group = withCursor(picture, times, x, reading, texts, label);
-  const had = box.firstElementChild === document.activeElement;
-  box.replaceChildren(group, reading);
+  const had = box.contains(document.activeElement);
+  box.replaceChildren(...(stacked ? [legend(shown)] : []), group, reading);
   if (had) group.focus();
+}
+
+function legend(lines) {
+  const made = paragraph("", "note legend");
+  for (const { name, style } of [...lines].reverse()) {
+    const mark = svg("svg", { class: "mark", viewBox: "0 0 18 12", "aria-hidden": "true" }, svg("path", { class: `f${style % 4}`, d: "M0 0h18v12h-18z" }));
+    const item = document.createElement("span");
+    item.className = "item";
+    item.append(mark, ` ${name}`);
+    made.append(item);
+  }
+  return made;
 }
 
 function stack(lines) {

@@ -110,21 +110,30 @@ def _nobody(last: Rows, took_s: float, links: Links) -> str:
     if took_s > 0 and exchange_s / took_s >= EXCHANGE_SHARE_MIN:
         text += f"; the exchange takes {duration(exchange_s)} of each {duration(took_s)}"
         if narrow := narrowest(links, last):
-            source, target, out = narrow
-            text += f", and the slowest link is {source} to {target} with {rate(out)}"
+            where, out = narrow
+            text += f", and the slowest link is {where} with {rate(out)}"
         return text
     return f"{text}: a round is {duration(compute_s)} of training, {duration(exchange_s)} exchange"
 
 
-def narrowest(links: Links, peers: Mapping[str, object]) -> tuple[str, str, float] | None:
-    """Return the link of least rate between these peers; None if none was measured."""
+def narrowest(links: Links, last: Rows) -> tuple[str, float] | None:
+    """Return which link is the slowest of these peers', in words, and its rate; None: unknown.
+
+    That may be one between two of them, or what one has carried in all, up or down.
+    """
     rates = [
-        (float(link["out"]), source, str(link["peer"]))
+        (float(link["out"]), f"{source} to {link['peer']}")
         for source, seen in links.items()
         for link in seen
-        if link.get("out") and source in peers and link["peer"] in peers
+        if link.get("out") and source in last and link["peer"] in last
+    ]
+    rates += [
+        (float(rows[-1][way]), f"the {way}link of {peer}")
+        for peer, rows in last.items()
+        for way in ("up", "down")
+        if rows[-1].get(way)
     ]
     if not rates:
         return None
-    out, source, target = min(rates)
-    return source, target, out
+    out, where = min(rates)
+    return where, out

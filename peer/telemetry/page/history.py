@@ -308,6 +308,8 @@ SHOWN_OF_ROUNDS = (
     "waited_for",
     "attempts",
     "counted",
+    "up",
+    "down",
     "tokens",
     "steps",
 )

@@ -84,7 +84,11 @@ const roundsIn = (rows) => rows.reduce((sum, row) => sum + row.last - row.first 
 const mean = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0) / Math.max(1, roundsIn(rows));
 const peersKnown = () => Object.keys(state.history?.rounds ?? {});
 const newestRound = () => Math.max(0, ...peersKnown().map((peer) => rowsOf(peer).at(-1)?.last ?? 0));
-const isGone = (peer) => (rowsOf(peer).at(-1)?.last ?? 0) <= newestRound() - ROUNDS_JUDGED;
+// Of a recorded run nobody says who is a member, so whoever had a part in it lately is.
+function isGone(peer) {
+  const is_member = !state.status || state.status.members.some((member) => member.peer === peer);
+  return (rowsOf(peer).at(-1)?.last ?? 0) <= newestRound() - (is_member ? ROUNDS_JUDGED : 3);
+}
 const present = () => peersKnown().filter((peer) => !isGone(peer));
 
 // Time per round over the last rows of whoever has most of them: pauses count, too.

@@ -198,6 +198,8 @@ def test_nobody_is_slow_where_nobody_waits_and_the_narrowest_link_is_named() -> 
         "nobody waits for anybody in the last 20 rounds; the exchange takes 4 s of each 5 s,"
         " and the slowest link is a to b with 8 Mbit/s"
     )
+    found["b"][-1]["down"] = 5e5
+    assert who_is_slow(found, links).text.endswith("link is the downlink of b with 4 Mbit/s")
     trains = {"a": rows(exchange_s=1.0, compute_s=4.0)}
     assert who_is_slow(trains, {}).text.endswith("a round is 4 s of training, 1 s exchange")
     assert who_is_slow({}, {}).text == "no round has been recorded yet"
