@@ -421,8 +421,12 @@ def _show(page: PageServer, daemon: Daemon, log: _Log) -> None:
     from atoll.peer.telemetry.page.server import asked_in_loop
 
     page.start(asked_in_loop(asyncio.get_running_loop(), lambda: snapshot(daemon.parts)))
-    # The token is for the terminal, and not for the log of events, which the page itself shows.
-    log.say(f"  page: {page.url(daemon.parts.options.advertise)}")
+    options = daemon.parts.options
+    # The token is for a terminal: not for the log of events, which the page itself shows, nor for
+    # the log of a service.
+    where = page.url(options.advertise, with_token=not options.secret_given)
+    hidden = f" (its token is in {page.token_path})" if page.token and options.secret_given else ""
+    log.say(f"  page: {where}{hidden}")
 
 
 async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, log: _Log) -> int:

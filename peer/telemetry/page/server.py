@@ -96,7 +96,7 @@ class PageServer:
         self._lock = threading.Lock()
         self._is_started = False
         self._server = _PageListener(host, port, self)
-        self.token = ""
+        self.token, self.token_path = "", home / TOKEN_FILE if home is not None else None
         if not self._server.is_loopback:
             if home is None:
                 self._server.server_close()
@@ -129,15 +129,15 @@ class PageServer:
     def port(self) -> int:
         return self._server.port
 
-    def url(self, host: str) -> str:
-        """Return what to open, with the token.
+    def url(self, host: str, *, with_token: bool = True) -> str:
+        """Return what to open.
 
         ``host``: by which others reach this machine, where the page is on all of its addresses.
         """
         own = ipaddress.ip_address(self._server.host)
         host = host.strip("[]") if own.is_unspecified else self._server.host
         address = format_address(host, self.port)
-        return f"http://{address}/" + (f"?token={self.token}" if self.token else "")
+        return f"http://{address}/" + (f"?token={self.token}" if self.token and with_token else "")
 
     # ------------------------------------------------------------ answers
 
