@@ -27,6 +27,7 @@ from atoll.peer.cli.caps import add_cap_options, cap_options
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
 from atoll.peer.cli.launchers import LAUNCHERS
 from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
+from atoll.peer.cli.page import add_page_option, page_option
 from atoll.peer.cli.service_manager import ServiceManager
 from atoll.peer.cli.settings import Parser, SecretAction
 from atoll.peer.client.supervised import is_kept_by_parent
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from atoll.peer.checkpoint.reader import LoadedCheckpoint
     from atoll.peer.daemon.daemon import Daemon
     from atoll.peer.daemon.options import DaemonOptions
+    from atoll.peer.telemetry.page.server import PageServer
 
 
 INTERRUPTED = 130
@@ -129,6 +131,7 @@ def add_peer_options(verb: argparse.ArgumentParser) -> None:
     _add_stream_options(verb)
     add_address_option(verb)
     add_checkpoint_options(verb)
+    add_page_option(verb)
 
 
 def add_durable_option(verb: argparse.ArgumentParser) -> None:
@@ -383,6 +386,7 @@ def _start(
         keeps_place=parsed.on_term == KEEP,
         secret_given=_gives_secret(parsed),
         verbose=parsed.verbose,
+        page=page_option(parsed.page),
         **_stream_options(parsed),
         **how,
     )
@@ -412,6 +416,31 @@ PRIVATE_UMASK = 0o077  # everything that a daemon makes is for its user alone
 END_TIMEOUT_S = 30.0  # from the daemon's end to that of its process, whatever its threads do
 
 
+def _listen_for_page(home: Home, options: DaemonOptions) -> PageServer | None:
+    if options.page is None:
+        return None
+    from atoll.peer.telemetry.page.history import History
+    from atoll.peer.telemetry.page.server import PageServer
+
+    return PageServer(*options.page, History(home.path), home.path)
+
+
+def _show(page: PageServer, daemon: Daemon, log: _Log) -> None:
+    """Answer whoever looks at the status page, from now on; say where it is."""
+    from atoll.peer.daemon.status import snapshot
+    from atoll.peer.telemetry.page.server import asked_in_loop
+
+    parts, loop = daemon.parts, asyncio.get_running_loop()
+    rows = asked_in_loop(loop, lambda: parts.rows.table.told(1))
+    page.start(asked_in_loop(loop, lambda: snapshot(parts)), rows)
+    options = parts.options
+    # The token is for a terminal: not for the log of events, which the page itself shows, nor for
+    # the log of a service.
+    where = page.url(options.advertise, with_token=not options.secret_given)
+    hidden = f" (its token is in {page.token_path})" if page.token and options.secret_given else ""
+    log.say(f"  page: {where}{hidden}")
+
+
 async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, log: _Log) -> int:
     from atoll.peer.daemon.daemon import Daemon
     from atoll.peer.daemon.memory import open_memory
@@ -422,8 +451,11 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     remembers = memory is not None and memory.recovered.view is not None
     if options.returns and not options.contacts and not remembers:
         raise _lost_run(options.run)
+    page = _listen_for_page(home, options)  # where that cannot be, nothing is begun
     daemon = Daemon(home, options, log.say, memory)
     manager = ServiceManager(os.environ, log.say)
+    if page is not None:
+        _show(page, daemon, log)
     interrupts = 0
 
     def interrupt(keep: bool) -> None:
@@ -466,6 +498,8 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     try:
         await daemon.run(ready)
     finally:
+        if page is not None:
+            page.close()
         # Threads that a disk or a driver holds are waited for without a limit otherwise.
         faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
     left = daemon.node.phase is Phase.LEFT or not options.keeps_place

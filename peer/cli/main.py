@@ -30,6 +30,7 @@ from atoll.peer.cli.config import add_config_verb, show_config
 from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli.doctor import add_doctor_verb
 from atoll.peer.cli.lab import add_lab_verb
+from atoll.peer.cli.page import add_replay_verb
 from atoll.peer.cli.run import add_run_verb
 from atoll.peer.cli.running import add_running_verbs, show_status
 from atoll.peer.cli.settings import FILE, Parser, Settings, let_settings
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     add_checkpoint_verbs(verbs)
     add_verify_verb(verbs)
     add_lab_verb(verbs)
+    add_replay_verb(verbs)
 
     demo = verbs.add_parser("demo", help="three peers on this machine train, one is killed")
     demo.add_argument("--peers", type=int, default=3, metavar="N", help="at first (default 3)")

@@ -14,9 +14,6 @@ from atoll.peer.daemon.wiring import Components
 from atoll.peer.membership.events import HandOver, TrainersAsked
 from atoll.peer.membership.view import MEMBERS_MAX, is_quorum, short
 from atoll.peer.net.invite import Invite, fingerprint_of, parse_address
-from atoll.peer.telemetry.rows import plain_row
-
-ROWS_TOLD_MAX = 1000  # in one answer, which has to fit into a local message of 1 MiB
 
 
 class AdminService:
@@ -41,13 +38,7 @@ class AdminService:
         return snapshot(self._parts)
 
     async def _rows(self, client: bytes, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the last rows of all peers (telemetry/rows.py), the oldest first.
-
-        Of each peer at most ``last``, and of all at most ROWS_TOLD_MAX.
-        """
-        table, last = self._parts.rows.table, max(1, int(arguments.get("last", 1)))
-        found = [plain_row(p, row) for p in table.peers() for row in table.rows(p)[-last:]]
-        return sorted(found, key=lambda row: float(row["unix_s"]))[-ROWS_TOLD_MAX:]
+        return self._parts.rows.table.told(max(1, int(arguments.get("last", 1))))
 
     async def _leave(self, client: bytes, arguments: dict[str, Any]) -> None:
         asyncio.get_running_loop().call_soon(self._daemon.leave)

@@ -49,6 +49,7 @@ class DaemonOptions:
     secret_given: bool = False  # by the user: it is not to stand in the log, in an invite
     verbose: bool = False  # say in the log which limits the process has
     per_address: int | None = None  # peers of one IP address; 0: any number; None: as is usual
+    page: tuple[str, int] | None = None  # where the status page is served
     authority: bytes = b""  # public key of who decides about admission; none: the secret does
     credential: bytes = b""  # what it has given this peer
 

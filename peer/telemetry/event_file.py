@@ -19,7 +19,7 @@ from typing import Any
 
 EVENTS_FILE = "events.jsonl"
 FILE_BYTES_MAX = 16 << 20
-FILES_KEPT = 4  # 64 MiB: eight hours of twenty peers with a round every five seconds
+FILES_KEPT = 6  # 80 MiB and more: eight hours of twenty peers, with a round every five seconds
 FREE_BYTES_MIN = 64 << 20  # on the disk: what is left is for rounds and checkpoints
 LOOK_EVERY_BYTES = 1 << 20  # how much is written between two looks at the disk
 LINE_BYTES_MAX = 64 << 10

@@ -28,6 +28,7 @@ ROW_EVERY_S = 1.0  # some rounds take milliseconds; a person reads no more than 
 LINKS_EVERY_S = 30.0  # between two rows that tell of links, which change slowly and take most bytes
 WAITED_FOR_MAX = 4  # peers that a row names; the page has room for no more
 TEXT_CHARACTERS_MAX = 160
+ROWS_TOLD_MAX = 1000  # in one answer, which has to fit into a local message of 1 MiB
 ROWS_KEPT = 60  # of each peer in memory, for `atoll top`; the file has the rest
 PEERS_KEPT = 2 * MEMBERS_MAX  # of whom there are rows: the members, and some that have gone
 FIGURE_MAX = 1e18  # a time in seconds, a count of bytes: beyond it is nonsense, and NaN is beyond
@@ -138,10 +139,20 @@ def plain_row(peer: bytes, row: RoundRow) -> dict[str, Any]:
         found["waited_for"] = [name.hex() for name in row.waited_for]
     if row.links:
         found["links"] = [
-            {"peer": link.peer.hex(), "rtt_s": link.rtt_s, "out": link.out, "loss": link.loss}
+            {
+                "peer": link.peer.hex(),
+                "rtt_s": _brief(link.rtt_s),
+                "out": _brief(link.out),
+                "loss": _brief(link.loss),
+            }
             for link in row.links
         ]
     return found
+
+
+def _brief(figure: float | None) -> float | None:
+    """Return a figure with as many digits as measuring has: links are most of a row's bytes."""
+    return float(f"{figure:.4g}") if figure is not None else None
 
 
 # ---------------------------------------------------------------- what a daemon sees of a round
@@ -256,3 +267,11 @@ class RowTable:
     def links(self, peer: bytes) -> tuple[LinkSeen, ...]:
         """Return what a peer has told last of its links."""
         return self._links.get(peer, ())
+
+    def told(self, last: int) -> list[dict[str, Any]]:
+        """Return the last rows of all peers in plain types, the oldest first.
+
+        Of each peer at most ``last``, and of all at most ROWS_TOLD_MAX.
+        """
+        found = [plain_row(peer, row) for peer in self.peers() for row in self.rows(peer)[-last:]]
+        return sorted(found, key=lambda row: float(row["unix_s"]))[-ROWS_TOLD_MAX:]

@@ -50,7 +50,7 @@ def test_files_are_bounded_and_the_oldest_events_go(
     assert sum(path.stat().st_size for path in files_of(tmp_path)) <= 2000 * event_file.FILES_KEPT
     kept = numbers(tmp_path)
     assert kept == [*range(kept[0], 1000)]
-    assert 50 < len(kept) < 200
+    assert 100 < len(kept) < 300
 
 
 @pytest.mark.parametrize("cut", range(2, 40, 7))

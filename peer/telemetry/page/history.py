@@ -1,0 +1,342 @@
+"""Keep the history of a run in memory, as the status page shows it: read from the event file.
+
+The file is read when somebody asks, from where it was read last; so a daemon whose page nobody
+looks at reads nothing. What is kept is bounded, however long the run is: sums over buckets of time
+in LEVELS of rising width, the last rows of each peer, the last events of each kind. A daemon that
+was started again reads what the one before has written.
+
+Rows bear the time of the peer that sent them, whose clock may be wrong. What is further from this
+daemon's own events than SKEW_MAX_S counts as of the time of the last of these.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from atoll.peer.net.byte_counts import PURPOSES
+from atoll.peer.telemetry.event_file import LINE_BYTES_MAX, files_of
+from atoll.peer.telemetry.page.findings import who_is_slow
+
+LEVELS = ((5.0, 720), (60.0, 1440), (900.0, 672))  # width_s, buckets kept: an hour, a day, a week
+PEERS_KEPT = 64  # each takes 0.5 MB when all levels are full; the least heard goes first
+ROUNDS_KEPT = 24  # of each peer: what the timeline has room for
+EVENTS_KEPT = 4000  # of each kind, as the bytes of their lines: some 200 each
+KINDS_KEPT = 64  # this program's own are fewer
+READ_BYTES = 256 << 10  # of the file at once; between two reads others get the interpreter
+SKEW_MAX_S = 30.0
+POINTS_MAX = 1000
+EVENTS_MAX = 1000  # that one answer has
+
+# What a bucket of a peer adds up; one of the whole run: bytes sent and received, by purpose.
+ROUNDS, TOOK, COMPUTE, WAIT, EXCHANGE, LOSS, LOSSES, MEMORY = range(8)
+
+
+class _Levels:
+    """Add up figures in buckets of time, of several widths at once; the oldest are forgotten."""
+
+    def __init__(self, keep_last: int = -1) -> None:
+        self._keep_last = keep_last  # a figure of which a bucket has the last value, not the sum
+        self._levels: list[dict[int, array[float]]] = [{} for _ in LEVELS]
+
+    def add(self, unix_s: float, values: Sequence[float]) -> None:
+        for (width_s, kept), buckets in zip(LEVELS, self._levels, strict=True):
+            index = int(unix_s // width_s)
+            bucket = buckets.get(index)
+            if bucket is None:
+                buckets[index] = array("d", values)
+                if len(buckets) > kept:
+                    del buckets[next(iter(buckets))]  # they come nearly in order
+            else:
+                self._merge(bucket, values)
+
+    def _merge(self, bucket: array[float], values: Sequence[float]) -> None:
+        for figure, value in enumerate(values):
+            bucket[figure] += value
+        if self._keep_last >= 0:
+            bucket[self._keep_last] = values[self._keep_last]
+
+    def between(self, level: int, first: int, count: int, merged: int) -> list[array[float] | None]:
+        """Return ``count`` buckets from the one that holds bucket ``first``, ``merged`` in each."""
+        found: list[array[float] | None] = [None] * count
+        for index, bucket in self._levels[level].items():
+            place = (index - first) // merged
+            if not 0 <= place < count:
+                continue
+            known = found[place]
+            if known is None:
+                found[place] = bucket[:]
+            else:
+                self._merge(known, bucket)
+        return found
+
+
+class _Peer:
+    """Hold what rows have told of one peer."""
+
+    def __init__(self) -> None:
+        self.levels = _Levels(keep_last=MEMORY)
+        self.rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS_KEPT)
+        self.links: list[dict[str, Any]] = []
+        self.sent, self.received = [0] * len(PURPOSES), [0] * len(PURPOSES)
+        self.counted: dict[str, float] = {}  # tokens and steps, as its trainer told them last
+        self.tokens = 0.0
+        self.last: dict[str, Any] = {}
+
+    def grown(self, row: dict[str, Any], name: str) -> float:
+        """Return by how much a total of the trainer has grown; one that fell has begun anew.
+
+        Of tokens the first figure counts in full, so that they are those of the whole run.
+        """
+        now = row.get(name)
+        if not isinstance(now, int | float):
+            return 0.0
+        before, self.counted[name] = self.counted.get(name), float(now)
+        if before is None:
+            return float(now) if name == "tokens" else 0.0
+        return float(now) - before if now >= before else float(now)
+
+
+class _Window(NamedTuple):
+    """Say which buckets an answer has: of a level, so many, so many merged into each."""
+
+    level: int
+    first: int
+    places: int
+    merged: int
+
+
+class History:
+    """Read the event file as far as it goes, and answer for the page. Any thread may ask."""
+
+    def __init__(self, path: Path) -> None:
+        """Make a history of the file at ``path``, or in the folder there, if there is one yet."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._rest = b""
+        self._own_s = 0.0  # the time of this daemon's last event
+        self._peers: dict[str, _Peer] = {}
+        self._run = _Levels()
+        self._events: dict[str, deque[tuple[float, bytes]]] = {}
+        self._oldest_s = self._newest_s = 0.0
+        self._per_parameter = 0.0  # bytes of all-reduces at every step so far; see _all_reduced
+        self._has_steps = False
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+
+    # ------------------------------------------------------------ questions
+
+    def summary(self, since_unix_s: float, points: int) -> dict[str, Any]:
+        """Return the series since then in so many points at most, the last rounds and totals."""
+        with self._lock:
+            self._catch_up()
+            names = sorted(self._peers)
+            rounds = {name: list(self._peers[name].rounds) for name in names}
+            links = {name: self._peers[name].links for name in names}
+            finding = who_is_slow(rounds, links)
+            return {
+                "oldest_unix_s": self._oldest_s,
+                "newest_unix_s": self._newest_s,
+                "purposes": list(PURPOSES),
+                "series": self._series(since_unix_s, min(points, POINTS_MAX)) if points else None,
+                "rounds": rounds,
+                "last": {name: self._peers[name].last for name in names},
+                "links": links,
+                "totals": {
+                    name: {"sent": peer.sent, "received": peer.received, "tokens": peer.tokens}
+                    for name, peer in sorted(self._peers.items())
+                },
+                "all_reduce_bytes_per_parameter": self._per_parameter if self._has_steps else None,
+                "slow": finding._asdict(),
+                "kinds": sorted(self._events),
+            }
+
+    def events(
+        self, since_unix_s: float, until_unix_s: float, kinds: set[str], limit: int
+    ) -> dict[str, Any]:
+        """Return the last ``limit`` events in this time, of these kinds or of all but "round"."""
+        with self._lock:
+            self._catch_up()
+            chosen = [
+                (moment, line)
+                for kind, known in self._events.items()
+                if (kind in kinds if kinds else kind != "round")
+                for moment, line in known
+                if since_unix_s <= moment <= until_unix_s
+            ]
+            known_kinds = sorted(self._events)
+        chosen.sort(key=lambda event: event[0])
+        limit = max(1, min(limit, EVENTS_MAX))
+        return {
+            "events": [json.loads(line) for _, line in chosen[-limit:]],
+            "more": max(0, len(chosen) - limit),
+            "kinds": known_kinds,
+        }
+
+    def _window(self, since_unix_s: float, points: int) -> _Window:
+        since_s = max(since_unix_s, self._oldest_s)
+        for level, (width_s, kept) in enumerate(LEVELS):
+            first = int(since_s // width_s)
+            count = int(self._newest_s // width_s) - first + 1
+            if count <= kept or level == len(LEVELS) - 1:
+                count = max(1, min(count, kept))
+                first = max(first, int(self._newest_s // width_s) - count + 1)
+                merged = math.ceil(count / points)
+                return _Window(level, first, math.ceil(count / merged), merged)
+        raise AssertionError("the last level has an answer for everything")
+
+    def _series(self, since_unix_s: float, points: int) -> dict[str, Any]:
+        window = self._window(since_unix_s, points)
+        width_s = LEVELS[window.level][0]
+        run = self._run.between(*window)
+        return {
+            "width_s": width_s * window.merged,
+            "unix_s": [
+                (window.first + place * window.merged) * width_s for place in range(window.places)
+            ],
+            "peers": {
+                name: _drawn(self._peers[name].levels.between(*window)) for name in self._peers
+            },
+            "sent": [
+                [int(bucket[place]) if bucket else 0 for bucket in run]
+                for place in range(len(PURPOSES))
+            ],
+        }
+
+    # ------------------------------------------------------------ reading
+
+    def _catch_up(self) -> None:
+        for line in self._new_lines():
+            try:
+                event = json.loads(line)
+                kind, moment = event["kind"], float(event["unix_s"])
+                if kind == "row":
+                    self._add_row(event, moment)
+                else:
+                    self._add_event(str(kind), moment, line)
+            except (ValueError, TypeError, KeyError, LookupError, OverflowError):
+                continue  # a line that was cut off, or of a later version
+
+    def _new_lines(self) -> Iterator[bytes]:
+        """Return an iterator over what was appended since the last time, in all files."""
+        while True:
+            # First which file is next, then the rest of this one: nothing is appended to it later.
+            following = self._next_file()
+            if self._file is not None:
+                while data := self._file.read(READ_BYTES):
+                    *lines, self._rest = (self._rest + data).split(b"\n")
+                    yield from lines
+                    self._rest = self._rest[-LINE_BYTES_MAX:]
+            if following is None:
+                return
+            if self._file is not None:
+                self._file.close()
+            self._file, self._rest = following, b""
+
+    def _next_file(self) -> BinaryIO | None:
+        """Open the file after the one that is read; the oldest there is if that one is gone."""
+        files = files_of(self._path)
+        if self._file is not None:
+            own = os.fstat(self._file.fileno())
+            same = [os.path.samestat(own, file.stat()) for file in files]
+            files = files[same.index(True) + 1 :] if True in same else files
+        try:
+            return files[0].open("rb") if files else None
+        except FileNotFoundError:
+            return None  # it was renamed just now: the next look finds it
+
+    def _add_event(self, kind: str, moment: float, line: bytes) -> None:
+        self._own_s = moment
+        self._note_time(moment)
+        known = self._events.get(kind)
+        if known is None:
+            if len(self._events) >= KINDS_KEPT:
+                return
+            known = self._events[kind] = deque(maxlen=EVENTS_KEPT)
+        known.append((moment, line))
+
+    def _add_row(self, row: dict[str, Any], moment: float) -> None:
+        if self._own_s and abs(moment - self._own_s) > SKEW_MAX_S:
+            moment = row["unix_s"] = self._own_s
+        name = str(row["peer"])
+        peer = self._peers.pop(name, None) or _Peer()
+        self._peers[name] = peer  # the last that was heard is the last to be forgotten
+        if len(self._peers) > PEERS_KEPT:
+            del self._peers[next(iter(self._peers))]
+        self._note_time(moment)
+        peer.levels.add(moment, _figures(row))
+        sent, received = row.get("sent", ()), row.get("received", ())
+        self._run.add(moment, [float(number) for number in (*sent, *received)])
+        peer.tokens += peer.grown(row, "tokens")
+        for totals, numbers in ((peer.sent, sent), (peer.received, received)):
+            for place, number in enumerate(numbers):
+                totals[place] += int(number)
+        self._has_steps |= "steps" in row
+        peers = int(row.get("peers", 0))
+        if peers > 1:  # a ring: each sends all but its own share, twice, in float32
+            self._per_parameter += peer.grown(row, "steps") * 4 * 2 * (peers - 1) / peers
+        if row.get("links"):
+            peer.links = row.pop("links")
+        peer.rounds.append({name: row[name] for name in SHOWN_OF_ROUNDS if name in row})
+        peer.last = row
+
+    def _note_time(self, moment: float) -> None:
+        self._oldest_s = min(self._oldest_s, moment) if self._oldest_s else moment
+        self._newest_s = max(self._newest_s, moment)
+
+
+SHOWN_OF_ROUNDS = (
+    "first",
+    "last",
+    "unix_s",
+    "took_s",
+    "compute_s",
+    "wait_s",
+    "exchange_s",
+    "waited_for",
+    "attempts",
+    "counted",
+    "up",
+    "down",
+    "tokens",
+    "steps",
+)
+
+
+def _figures(row: dict[str, Any]) -> list[float]:
+    """Return what a row adds to a bucket of its peer, in the order of the figures."""
+    times = [row.get(name, 0.0) for name in ("took_s", "compute_s", "wait_s", "exchange_s")]
+    loss = row.get("loss")
+    losses = [0.0, 0.0] if loss is None else [loss, 1.0]
+    return [row["last"] - row["first"] + 1, *times, *losses, row.get("memory_bytes", 0)]
+
+
+def _drawn(buckets: list[array[float] | None]) -> dict[str, list[float | None]]:
+    """Return what is drawn of a peer's buckets; None where there were no rows."""
+
+    def each(figure: Callable[[array[float]], float | None]) -> list[float | None]:
+        return [figure(bucket) if bucket is not None else None for bucket in buckets]
+
+    def per_round(place: int) -> Callable[[array[float]], float | None]:
+        return lambda b: float(f"{b[place] / b[ROUNDS]:.4g}") if b[ROUNDS] else None
+
+    return {
+        "loss": each(lambda b: float(f"{b[LOSS] / b[LOSSES]:.5g}") if b[LOSSES] else None),
+        "memory_bytes": each(lambda b: b[MEMORY] or None),
+        "took_s": each(per_round(TOOK)),
+        "compute_s": each(per_round(COMPUTE)),
+        "wait_s": each(per_round(WAIT)),
+        "exchange_s": each(per_round(EXCHANGE)),
+    }

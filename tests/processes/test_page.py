@@ -1,0 +1,155 @@
+"""The status page in a headless Chromium: what a person reads on it, of real runs and recorded."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from harness.browser import Tab, tab
+from harness.long_history import write
+from harness.processes import Peer, fleet, until
+
+from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
+from atoll.peer.telemetry.page.history import History
+from atoll.peer.telemetry.page.server import PageServer
+
+QUICK_S, SLOW_S = 0.3, 1.2
+PARAMETERS = 2e4
+
+
+def url_of(peer: Peer) -> str:
+    def said() -> str:
+        found = re.search(r"page: (http://\S+)", peer.text)
+        return found[1] if found else ""
+
+    return until(said, f"{peer.name} says where its page is", peer)
+
+
+def at_time(unix_s: float) -> str:
+    """As a person types a moment, in the time zone of browser and machine."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix_s))
+
+
+def look_at_events(tab: Tab, since_unix_s: float, until_unix_s: float) -> None:
+    tab.page.fill("#from", at_time(since_unix_s))
+    tab.page.fill("#to", at_time(until_unix_s))
+
+
+@pytest.mark.timeout(900)
+def test_what_a_person_reads_of_a_real_run(tmp_path: Path) -> None:
+    """Four peers, one of which trains slowly; one is killed, one joins, and the daemon of the page
+    is started again."""
+    with fleet(tmp_path) as run, tab() as seen:
+        run.options = lambda name: ("--page", "127.0.0.1:0") if name == "b" else ()
+        run.up("a")
+        for name in "bcd":
+            run.join(name).invite  # noqa: B018 -- once it answers
+        for name in "abcd":
+            inner_s = SLOW_S if name == "d" else QUICK_S
+            run.train(name, PARAMETERS, inner_s=inner_s, method="reporting")
+        names = {name: run.peers[name].status()["peer"] for name in "abcd"}
+        run.peers["b"].reaches(12)
+        url = url_of(run.peers["b"])
+        seen.open(url)
+        assert seen.text("#run") == "run demo"
+        # Who is slow and why.
+        slow = seen.shows("#slow", f"{names['d']} is slow", "because it trains")
+        assert "of each" in slow
+        assert names["d"] in seen.text("#peers tr.slow")
+        seen.shows("#glance", "Peers", "4")
+        assert {*names.values()} <= {*re.findall(r"[0-9a-f]{8}", seen.text("#peers"))}
+        # When it is done.
+        seen.page.fill("#goal", "1000")
+        assert re.search(
+            r"in \d.* at \d\d:\d\d:\d\d, at .* per round", seen.shows("#eta", "per round")
+        )
+        seen.page.select_option("#goal-kind", "tokens")
+        seen.page.fill("#goal", "1000000")
+        assert "tokens per second" in seen.shows("#eta", "tokens per second")
+        # How much was sent, for what, and what the alternative would have cost.
+        seen.shows(
+            "#all-reduce", "All have sent", "all-reduce of float32 gradients", "times as much"
+        )
+        seen.page.click("text=Peer by peer")
+        assert re.search(rf"{names['a']}.*[kM]B", seen.shows("#byte-table", names["a"], "rounds"))
+        # One is killed: what happened then?
+        killed_s = time.time()
+        run.peers["c"].kill()
+        before = run.peers["b"].status()["round"]
+        run.peers["b"].reaches(before + 2)
+        look_at_events(seen, killed_s - 1, killed_s + 30)
+        seen.shows("#events", names["c"])
+        look_at_events(seen, killed_s - 3600, killed_s - 3000)
+        seen.shows("#event-note", "no events")
+        seen.page.click("#any-time")
+        seen.page.check("#kind-round")
+        seen.shows("#events", f"round {before}", "4 peers")
+        # One joins, and is shown without anybody reloading the page.
+        run.join("e").invite  # noqa: B018
+        run.train("e", PARAMETERS, inner_s=QUICK_S, method="reporting")
+        late = run.peers["e"].status()["peer"]
+        seen.shows("#peers", late)
+        seen.shows("#chips", late)
+        # The daemon of the page is started again: what was before is there.
+        run.peers["b"].kill()
+        run.peers["b"].ends()
+        seen.shows("#link-state", "no answer from the daemon")
+        again = run.again("b")
+        again.reaches(before + 4)
+        seen.open(url_of(again))
+        look_at_events(seen, killed_s - 1, killed_s + 30)
+        seen.shows("#events", names["c"])
+        assert seen.complaints == []
+        assert {address.split("/")[2] for address in seen.asked} == {
+            url.split("/")[2],
+            url_of(again).split("/")[2],
+        }
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> PageServer:
+    names = write(tmp_path, peers=20, hours=0.3, round_s=5.0)
+    file = EventFile(tmp_path / EVENTS_FILE, print)
+    evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+    file.append({"unix_s": time.time(), "kind": "link", "text": evil})
+    file.append({"unix_s": time.time(), "kind": "fork", "text": f"lineage of {names[0]}"})
+    file.close()
+    return PageServer("0.0.0.0", 0, History(tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.timeout(600)
+def test_anybody_can_use_it(recorded: PageServer, scheme: str, width: int) -> None:
+    """With the keyboard, a screen reader, a phone; axe-core finds nothing against WCAG AA."""
+    recorded.start(lambda: None)
+    try:
+        with tab(width, scheme) as seen:
+            seen.page.goto(f"http://127.0.0.1:{recorded.port}/")
+            assert seen.text("body").strip() == "this page needs its token"
+            seen.complaints.clear()  # the browser's own, of this refusal
+            seen.open(recorded.url("127.0.0.1"))
+            assert recorded.token not in seen.page.url
+            assert seen.violations() == []
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+            # Markup in the words of peers is text.
+            assert "<img src=x onerror" in seen.text("#events")
+            assert "lineage of" in seen.text("#history")
+            # Arrow keys read a chart, and a peer is made to stand out.
+            seen.page.focus("#loss .chart-box")
+            seen.page.keyboard.press("Home")
+            first = seen.text("#loss .reading")
+            seen.page.keyboard.press("ArrowRight")
+            assert re.match(r"\d\d:\d\d:\d\d", first)
+            assert seen.text("#loss .reading") != first
+            seen.page.focus("#chips button")
+            seen.page.keyboard.press("Enter")
+            assert seen.page.get_attribute("#chips button", "aria-pressed") == "true"
+            assert seen.page.locator("#loss .strong").count() == 1
+            seen.page.select_option("#theme", "dark" if scheme == "light" else "light")
+            assert seen.violations() == []
+            assert seen.complaints == []
+    finally:
+        recorded.close()

@@ -1,0 +1,236 @@
+"""What the page knows of a run: read as the file grows, bounded, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness.long_history import write
+
+from atoll.peer.telemetry import event_file
+from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
+from atoll.peer.telemetry.page import history as history_module
+from atoll.peer.telemetry.page.findings import who_is_slow
+from atoll.peer.telemetry.page.history import History
+
+Look = Callable[[], History]
+BEGUN_S = 1_700_000_000.0
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Iterator[Look]:
+    """Histories of the file there, which are closed when the test is over."""
+    made: list[History] = []
+
+    def looked() -> History:
+        made.append(History(tmp_path))
+        return made[-1]
+
+    yield looked
+    for history in made:
+        history.close()
+
+
+def opened(folder: Path) -> EventFile:
+    return EventFile(folder / EVENTS_FILE, print)
+
+
+def row(peer: str, number: int, unix_s: float, **more: Any) -> dict[str, Any]:
+    found = {"unix_s": unix_s, "kind": "row", "peer": peer, "first": number, "last": number}
+    return found | {"took_s": 5.0, "sent": [100, 0, 1, 2], "received": [90, 0, 1, 2]} | more
+
+
+def event(unix_s: float, kind: str = "view", text: str = "something") -> dict[str, Any]:
+    return {"unix_s": unix_s, "kind": kind, "text": text}
+
+
+def texts(history: History, **asked: Any) -> list[str]:
+    filters = {"since_unix_s": 0.0, "until_unix_s": 1e12, "kinds": set(), "limit": 100} | asked
+    return [found["text"] for found in history.events(**filters)["events"]]
+
+
+def test_what_is_appended_is_seen_at_the_next_look_also_after_a_rotation(
+    tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_file, "FILE_BYTES_MAX", 2000)
+    history, file = look(), opened(tmp_path)
+    assert texts(history) == []
+    for number in range(300):  # fewer between two looks than the files hold
+        file.append(event(BEGUN_S + number, text=str(number)))
+        if number % 7 == 0:
+            assert texts(history, limit=1000)[-1] == str(number)
+    assert texts(history, limit=1000) == [str(number) for number in range(300)]
+    # Who looks for the first time has what the files still have, and a restart continues them.
+    file.close()
+    again = opened(tmp_path)
+    again.append(event(BEGUN_S + 300, text="300"))
+    again.close()
+    later = texts(look(), limit=1000)
+    assert later == [str(number) for number in range(int(later[0]), 301)]
+    assert 20 < len(later) < 300
+
+
+def test_half_a_line_waits_and_what_is_no_event_is_passed_over(tmp_path: Path, look: Look) -> None:
+    path, history = tmp_path / EVENTS_FILE, look()
+    line = json.dumps(event(BEGUN_S, text="whole")).encode()
+    path.write_bytes(line[:20])
+    assert texts(history) == []
+    with path.open("ab") as file:
+        file.write(line[20:] + b'\n[1]\nnull\n{"kind":"row","unix_s":1}\n{"kind":\xff\n7\n')
+        file.write(json.dumps(row("a", 1, BEGUN_S) | {"first": None}).encode() + b"\n")
+        file.write(json.dumps(event(BEGUN_S + 1, text="after")).encode() + b"\n")
+    assert texts(history) == ["whole", "after"]
+
+
+def test_events_of_a_time_and_of_kinds(tmp_path: Path, look: Look) -> None:
+    file, history = opened(tmp_path), look()
+    for second in range(100):
+        file.append(event(BEGUN_S + second, ("round", "view", "link")[second % 3], str(second)))
+    assert "0" not in texts(history), "lines of rounds only when asked for"
+    assert texts(history, kinds={"round"})[:2] == ["0", "3"]
+    around = texts(history, since_unix_s=BEGUN_S + 50, until_unix_s=BEGUN_S + 55)
+    assert around == ["50", "52", "53", "55"]
+    last = history.events(0, 1e12, {"link"}, 5)
+    assert [found["text"] for found in last["events"]] == ["86", "89", "92", "95", "98"]
+    assert (last["more"], last["kinds"]) == (28, ["link", "round", "view"])
+    file.close()
+
+
+def test_series_have_as_many_points_as_asked_and_add_up(tmp_path: Path, look: Look) -> None:
+    file, history = opened(tmp_path), look()
+    for number in range(1, 2001):
+        moment = BEGUN_S + 5 * number
+        file.append(row("a", number, moment, loss=4.0, compute_s=3.0, memory_bytes=number))
+        file.append(row("b", number, moment, loss=2.0, exchange_s=2.0))
+    file.close()
+    found = history.summary(0.0, 50)
+    series = found["series"]
+    assert 25 <= len(series["unix_s"]) <= 50
+    assert {len(values) for values in series["peers"]["a"].values()} == {len(series["unix_s"])}
+    assert series["peers"]["a"]["loss"][3:5] == [4.0, 4.0]
+    assert series["peers"]["a"]["compute_s"][3] == 3.0
+    assert series["peers"]["a"]["memory_bytes"][-1] == 2000
+    assert series["peers"]["b"]["exchange_s"][3] == 2.0
+    assert sum(series["sent"][0]) == 2 * 2000 * 100
+    assert found["totals"]["b"]["received"] == [2000 * 90, 0, 2000, 4000]
+    # A part of it, finer.
+    part = history.summary(BEGUN_S + 9000, 1000)["series"]
+    assert part["width_s"] == 5.0
+    assert part["unix_s"][0] == pytest.approx(BEGUN_S + 9000, abs=5)
+    assert len(part["unix_s"]) == pytest.approx(200, abs=3)
+    assert history.summary(0.0, 0)["series"] is None
+
+
+def test_however_long_the_run_is_the_memory_is_bounded(
+    tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "LEVELS", ((5.0, 10), (60.0, 10)))
+    monkeypatch.setattr(history_module, "PEERS_KEPT", 3)
+    monkeypatch.setattr(history_module, "KINDS_KEPT", 2)
+    monkeypatch.setattr(history_module, "EVENTS_KEPT", 5)
+    file, history = opened(tmp_path), look()
+    for number in range(1, 1000):
+        file.append(row("abcdef"[number % 6], number, BEGUN_S + 10 * number))
+        file.append(event(BEGUN_S + 10 * number, kind="abcd"[number % 4], text=str(number)))
+    file.close()
+    found = history.summary(0.0, 1000)
+    assert sorted(found["totals"]) == ["b", "c", "d"], "the last that were heard"
+    assert len(found["series"]["unix_s"]) == 10
+    assert max(map(len, found["rounds"].values())) <= history_module.ROUNDS_KEPT
+    assert len(texts(history)) == 10
+
+
+def test_who_has_a_wrong_clock_is_shown_at_the_time_of_this_daemon(
+    tmp_path: Path, look: Look
+) -> None:
+    file, history = opened(tmp_path), look()
+    file.append(event(BEGUN_S, kind="round"))
+    file.append(row("a", 1, BEGUN_S + 1))
+    file.append(row("b", 1, BEGUN_S + 86400))
+    file.close()
+    found = history.summary(0.0, 10)
+    assert found["newest_unix_s"] == BEGUN_S + 1
+    assert found["rounds"]["b"][0]["unix_s"] == BEGUN_S
+
+
+def test_the_cost_of_all_reduces_follows_from_the_steps(tmp_path: Path, look: Look) -> None:
+    file, history = opened(tmp_path), look()
+    file.append(row("a", 1, BEGUN_S, peers=2, steps=100.0, tokens=1000.0))
+    assert history.summary(0.0, 0)["all_reduce_bytes_per_parameter"] == 0.0
+    for peer in "ab":  # b is seen first at 200 steps: nothing is known of what it did before
+        file.append(row(peer, 2, BEGUN_S + 5, peers=2, steps=200.0, tokens=2000.0))
+    file.append(row("a", 3, BEGUN_S + 10, peers=2, steps=30.0, tokens=300.0))  # began anew
+    file.close()
+    found = history.summary(0.0, 0)
+    # Two peers: each sends half of the gradients twice, 4 bytes per parameter and step.
+    assert found["all_reduce_bytes_per_parameter"] == 4 * (100 + 30)
+    assert found["totals"]["a"]["tokens"] == 2300.0
+
+
+def test_a_long_history_names_its_slow_peer(tmp_path: Path, look: Look) -> None:
+    names = write(tmp_path, peers=6, hours=0.2, round_s=5.0)
+    found = look().summary(0.0, 100)
+    assert found["slow"]["peer"] == names[3]
+    assert f"{names[3]} is slow: the others wait" in found["slow"]["text"]
+    assert "because it trains" in found["slow"]["text"]
+    assert len(found["links"][names[0]]) == 5
+    assert texts(look(), kinds={"link"}) == [
+        f"connection to {names[2]} ended: the other side is gone"
+    ]
+
+
+# ---------------------------------------------------------------- who is slow
+
+
+def rows(**more: Any) -> list[dict[str, Any]]:
+    return [row("x", number, BEGUN_S + 5 * number, **more) for number in range(1, 30)]
+
+
+def test_nobody_is_slow_where_nobody_waits_and_the_narrowest_link_is_named() -> None:
+    found = {"a": rows(exchange_s=4.0, compute_s=1.0), "b": rows(exchange_s=4.0, compute_s=1.0)}
+    links = {"a": [{"peer": "b", "out": 1e6}], "b": [{"peer": "a", "out": 2e6}]}
+    finding = who_is_slow(found, links)
+    assert finding.peer == ""
+    assert finding.text == (
+        "nobody waits for anybody in the last 20 rounds; the exchange takes 4 s of each 5 s,"
+        " and the slowest link is a to b with 8 Mbit/s"
+    )
+    found["b"][-1]["down"] = 5e5
+    assert who_is_slow(found, links).text.endswith("link is the downlink of b with 4 Mbit/s")
+    trains = {"a": rows(exchange_s=1.0, compute_s=4.0)}
+    assert who_is_slow(trains, {}).text.endswith("a round is 4 s of training, 1 s exchange")
+    assert who_is_slow({}, {}).text == "no round has been recorded yet"
+
+
+def test_who_is_late_without_training_longer_is_told_apart() -> None:
+    waiting = rows(compute_s=3.0, wait_s=1.0, waited_for=["c"], exchange_s=1.0)
+    late = rows(compute_s=3.0, exchange_s=1.0)
+    finding = who_is_slow({"a": waiting, "b": waiting, "c": late}, {})
+    assert (finding.peer, finding.share) == ("c", pytest.approx(0.2))
+    assert finding.text == (
+        "c is slow: the others wait 1 s of each 5 s round for it (20%), though it trains no longer"
+        " than they do: its submission comes late"
+    )
+
+
+def test_who_has_gone_is_no_longer_slow() -> None:
+    waited = [row("a", n, BEGUN_S + n, wait_s=3.0, waited_for=["c"]) for n in range(1, 20)]
+    later = [row("a", n, BEGUN_S + n, compute_s=4.0) for n in range(20, 60)]
+    finding = who_is_slow({"a": [*waited, *later], "c": waited}, {})
+    assert finding.peer == ""
+
+
+def test_of_several_that_were_late_the_last_one_is_blamed() -> None:
+    """Whoever hears of it last names all who were late then, itself among them."""
+    late = ["a", "b", "c"]
+    found = {
+        "a": rows(compute_s=3.0, wait_s=1.0, waited_for=late, exchange_s=1.0),
+        "b": rows(compute_s=3.5, wait_s=0.5, waited_for=late, exchange_s=1.0),
+        "c": rows(compute_s=4.0, exchange_s=1.0),
+    }
+    slow = who_is_slow(found, {})
+    assert (slow.peer, slow.share) == ("c", pytest.approx(0.15))
+    assert slow.text.endswith("because it trains 4 s, the others 3.2 s")
