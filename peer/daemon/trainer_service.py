@@ -32,7 +32,7 @@ from atoll.peer.membership.operations import (
 from atoll.peer.membership.view import REPLICA, short
 from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.executor import RoundExecutor
-from atoll.peer.rounds.resumed_work import Fate, fate_of, why_not_on
+from atoll.peer.rounds.resumed_work import Fate, fate_of, fate_of_missed, why_not_on
 from atoll.peer.rounds.state import Floats, ReplicatedState
 
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
@@ -122,19 +122,17 @@ class TrainerService:
         self.ipc_server.push(trainer.client, "outcome", outcome)
 
     def _as_counted(self, trainer: AttachedTrainer, effect: ev.TellTrainer) -> ev.TellTrainer:
-        """Return what the trainer hears of a pseudo-gradient that is in a part of a round.
+        """Return what the trainer hears of a pseudo-gradient that was not waited for.
 
-        A retry without this peer keeps chunks of an attempt that it was in. A trainer that heard
-        "missed" would submit the same once more, and those would count twice.
+        One that heard "missed" would submit the same once more: it hears that only of what is in no
+        round.
         """
         since = trainer.since.get(effect.fragment)
         if effect.kind != "missed" or since is None or trainer.spec.submits != "deltas":
             return effect
-        now = min(effect.round, self._executor.replica.log.last)
-        fate = self._fate_of(effect.fragment, since, now)
-        if fate.kind != "committed":
-            return effect
-        return replace(effect, kind=fate.kind, round=fate.round)
+        log, me = self._executor.replica.log, self._node.me.peer
+        fate = fate_of_missed(log, me, effect.fragment, since, effect.round)
+        return effect if fate.kind == "again" else replace(effect, kind=fate.kind, round=fate.round)
 
     def _was_counted(self, trainer: AttachedTrainer, fragment: int) -> bool:
         """Return whether what waits is in a round already, as submitted to an earlier process.

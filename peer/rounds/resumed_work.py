@@ -74,6 +74,16 @@ def fate_of(log: RoundHeads, me: bytes, fragment: int, since: int, now: int) -> 
     return Fate("again", now)
 
 
+def fate_of_missed(log: RoundHeads, me: bytes, fragment: int, since: int, number: int) -> Fate:
+    """Return the fate of a pseudo-gradient that round ``number`` has not waited for.
+
+    A retry without this peer keeps chunks of an attempt that it was in, and a state that was loaded
+    in one piece says of no round whose submissions are in it. A trainer that hears "again" submits
+    the same once more.
+    """
+    return fate_of(log, me, fragment, since, min(number, log.last))
+
+
 def why_not_on(
     log: RoundHeads,
     base: tuple[int, bytes],

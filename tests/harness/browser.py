@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from atoll.peer.client.ipc_client import ask
+from atoll.peer.telemetry.page.history import History
+from atoll.peer.telemetry.page.server import PageServer
+from harness.processes import Peer
+
 LOOK_MS = 100
 WAIT_MS = 120_000  # these machines are shared: a limit that only a hang exceeds
 # As root it has no sandbox; and it is to ask nobody but the page for anything.
@@ -83,3 +88,18 @@ def tab(width: int = 1280, scheme: str = "light") -> Iterator[Tab]:
             yield Tab(browser.new_page(viewport=size, color_scheme=scheme))
         finally:
             browser.close()
+
+
+@contextlib.contextmanager
+def page_of(peer: Peer) -> Iterator[str]:
+    """The URL of the page of a daemon that is in a network of its own.
+
+    No browser of this host reaches that: the page is served here, from the same file and with the
+    same answers of the daemon.
+    """
+    page = PageServer("127.0.0.1", 0, History(peer.home), peer.home)
+    page.start(peer.status, lambda: ask(peer.home, "rows", last=1))
+    try:
+        yield page.url("")
+    finally:
+        page.close()

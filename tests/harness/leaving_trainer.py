@@ -5,7 +5,8 @@ never). Each parameter goes down by 1 in each local step, so a round moves it by
 the peers have done, each weighed by its steps. Prints a JSON line per step: how many since the last
 round, the run's round, and where the parameters are. Options after that: "own" has a handler of its
 own for SIGTERM, "stays" calls ``leave_on_signal(exits=False)`` and says goodbye itself, "hurries"
-does so too, and waits for a round no longer than a second.
+does so too, and waits for a round no longer than a second; "saves" loads what it has saved when it
+left the last time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +67,10 @@ def main() -> int:
     outer = method_of(name, model, inner, int(sync_every), peer)
     if "stays" in options:
         outer.leave_on_signal(exits=False)
+    saved = Path(os.environ["ATOLL_HOME"]) / "saved"
+    if "saves" in options:
+        outer.leave_on_signal(exits=False)
+        outer.load(saved)
     if "hurries" in options:
         outer.leave_on_signal(exits=False, wait_s=1.0)
 
@@ -81,6 +87,8 @@ def main() -> int:
         since, last = (since + 1 if peer.round == last else 0), peer.round
         say(since=since, round=last, at=at(), unix_s=time.time())
         if outer.has_left:
+            if "saves" in options:
+                outer.save(saved)
             say(left=True, at=at())
             break
     outer.close()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from harness.browser import tab
+from harness.browser import page_of, tab
 from harness.labnet import LabNet
 from harness.processes import fleet
 
 from atoll.peer.lab.lab import Lab
-from atoll.peer.telemetry.page.history import History
-from atoll.peer.telemetry.page.server import PageServer
 
 HOSTS, SLOW = "abc", "c"
 MBIT, SLOW_MBIT, TRIP_MS = 80.0, 8.0, 20.0
@@ -32,16 +30,35 @@ def test_the_page_names_the_slow_link(tmp_path: Path) -> None:
             run.train(name, ELEMENTS, inner_s=0.3, codec="float32", method="reporting")
         names = {name: run.peers[name].status()["peer"] for name in HOSTS}
         run.peers["a"].reaches(ROUNDS)
-        # A browser of this host does not reach the lab's: the page is served here, from the same
-        # file and with the same answers of the daemon.
-        home = run.peers["a"].home
-        page = PageServer("127.0.0.1", 0, History(home), home)
-        page.start(run.peers["a"].status)
-        try:
-            seen.open(page.url(""))
+        with page_of(run.peers["a"]) as url:
+            seen.open(url)
             slow = seen.shows("#slow", "the exchange takes", "the slowest link is", names[SLOW])
             assert "Mbit/s" in slow
             seen.shows("#links", *names.values(), f"{TRIP_MS:.0f} ms")
             assert seen.complaints == []
-        finally:
-            page.close()
+
+
+@pytest.mark.usefixtures("routers")
+@pytest.mark.timeout(600)
+def test_the_page_tells_who_can_only_dial_out(tmp_path: Path) -> None:
+    """Of four, one behind a router; seen by another, and by itself what that means."""
+    hosts, inside = "abcd", "d"
+    with (
+        tab() as seen,
+        Lab(len(hosts), rate_mbit=MBIT, rtt_ms=TRIP_MS, nat={3: "restricted"}) as lab,
+        fleet(tmp_path, LabNet(lab)) as run,  # type: ignore[arg-type]  # as much of a net as needed
+    ):
+        run.form(hosts)
+        for name in hosts:
+            run.train(name, ELEMENTS, inner_s=0.3, method="reporting")
+        names = {name: run.peers[name].status()["peer"] for name in hosts}
+        run.peers["a"].reaches(ROUNDS)
+        with page_of(run.peers["a"]) as url:
+            seen.open(url)
+            seen.shows("#peers", *names.values(), "outbound")
+            rows = seen.text("#peers").splitlines()
+            assert [names[inside] in row for row in rows if "outbound" in row] == [True]
+        with page_of(run.peers[inside]) as url:
+            seen.open(url)
+            seen.shows("#plan", "this peer is outbound: others cannot dial it")
+            assert seen.complaints == []

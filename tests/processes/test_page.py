@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
-from harness.browser import Tab, tab
+from harness.browser import Tab, page_of, tab
 from harness.long_history import write
+from harness.netns import Net
 from harness.processes import Peer, fleet, until
 
 from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
@@ -25,6 +27,11 @@ def url_of(peer: Peer) -> str:
         return found[1] if found else ""
 
     return until(said, f"{peer.name} says where its page is", peer)
+
+
+def metrics(peer: Peer) -> str:
+    with urllib.request.urlopen(f"{url_of(peer)}metrics", timeout=60) as answer:
+        return str(answer.read().decode())
 
 
 def at_time(unix_s: float) -> str:
@@ -101,11 +108,41 @@ def test_what_a_person_reads_of_a_real_run(tmp_path: Path) -> None:
         seen.open(url_of(again))
         look_at_events(seen, killed_s - 1, killed_s + 30)
         seen.shows("#events", names["c"])
+        # Programs read the same.
+        until(
+            lambda: f'atoll_peer_round{{peer="{names["d"]}"}} ' in metrics(again), "its row", again
+        )
         assert seen.complaints == []
         assert {address.split("/")[2] for address in seen.asked} == {
             url.split("/")[2],
             url_of(again).split("/")[2],
         }
+
+
+@pytest.mark.timeout(600)
+def test_a_fork_is_said_and_kept(tmp_path: Path) -> None:
+    """Two of four go on without a majority, and meet the others again."""
+    with fleet(tmp_path, Net("abcd")) as run, tab() as seen:
+        assert run.net is not None
+        run.up("a", "--policy", "any")
+        for name in "bcd":
+            run.join(name).invite  # noqa: B018 -- once it answers
+        for name in "abcd":
+            run.sees(name, 4)
+            run.train(name, inner_s=QUICK_S)
+        for name in "abcd":
+            run.peers[name].reaches(4)
+        run.net.split("ab", "cd")
+        peers = list(run.peers.values())
+        fork = until(lambda: next((p for p in peers if p.status()["fork"]), None), "a fork", *peers)
+        with page_of(fork) as url:
+            seen.open(url)
+            lineage = fork.status()["lineage"]
+            seen.shows("#alarm", f"This is a fork: lineage {lineage} went on without a majority.")
+            seen.shows("#history", f"goes on as {lineage[:16]}")
+            run.net.heal()
+            seen.shows("#history", "met lineage")
+        assert seen.complaints == []
 
 
 @pytest.fixture

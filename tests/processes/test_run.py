@@ -23,6 +23,7 @@ PYTHON = (sys.executable, "-c")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Fleet]:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so would what starts here
     with fleet(tmp_path) as made:
         yield made
 
@@ -268,6 +269,16 @@ def test_a_loop_can_end_by_itself_after_it_has_handed_in(run: Fleet) -> None:
     assert peer.ends() == 0
     assert re.search(r"SIGTERM: its last \d+ local steps counted in round \d+\n", peer.text)
     assert peer.last("left") is True
+
+
+def test_what_a_loop_saves_when_it_leaves_is_there_when_it_comes_back(run: Fleet) -> None:
+    for said in ("nothing is saved in ", "this trainer goes on with the same bits"):
+        peer = supervise(run, "a", "--run", "demo", command=trains("co2", "saves"))
+        peer.takes_steps(3)
+        peer.kill(signal.SIGTERM)
+        assert peer.ends() == 0
+        assert said in peer.text
+        assert peer.last("left") is True
 
 
 def test_steps_whose_round_does_not_come_in_time_are_lost_and_that_is_said(run: Fleet) -> None:

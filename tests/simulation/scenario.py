@@ -19,6 +19,7 @@ anew: read the difference before you commit it.
     cut A B / oneway A B / isolate A B / heal
     bridge NAMES NAMES     two halves that hear each other only through who is in neither; no
                            stream is found broken before the round stalls
+    deaf NAME              no data goes to it or from it, and no stream is found broken
     ask NAME N             rounds are to need so many trainers
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
@@ -192,6 +193,13 @@ class Script:
         for a in here:
             for b in there:
                 self.do_cut(a, b)
+
+    def do_deaf(self, name: str) -> None:
+        """It hears what others say, and no data reaches it or leaves it; nobody finds out why."""
+        self.cluster.broken_s = SILENT_STREAM_S
+        for other in self.names:
+            if other != name:
+                self.cluster.data_cut.add(frozenset((peer_id(name), peer_id(other))))
 
     def do_oneway(self, a: str, b: str) -> None:
         self.cluster.one_way.add((peer_id(a), peer_id(b)))

@@ -183,7 +183,8 @@ function showPeers() {
     const found = rowsOf(peer), last = history.last[peer] ?? {}, member = members.get(peer);
     const took = mean(found, "took_s"), share = (name) => (took ? `${duration(mean(found, name))} (${Math.round((100 * mean(found, name)) / took)} %)` : "–");
     const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => lastOf(peer, row)).filter(Boolean))];
-    const role = member ? (member.coordinator ? "coordinator" : member.role) : isGone(peer) || status ? "gone" : last.phase ?? "";
+    const reach = member?.outbound ? ", outbound" : "";
+    const role = member ? (member.coordinator ? "coordinator" : member.role) + reach : isGone(peer) || status ? "gone" : last.phase ?? "";
     const steps = grown(peer, "steps");
     return {
       className: history.slow.peer === peer ? "slow" : role === "gone" ? "gone" : "",

@@ -125,6 +125,7 @@ def test_who_is_waited_for_by_the_others_is_left_out_of_a_second_try() -> None:
     over.says(B, NOT, missing=(C,))
     assert over.closing.participants(EVERYONE, excluding=False) == (A, B, C)
     assert over.closing.participants(EVERYONE, excluding=True) == (A, B)
+    assert over.closing.participants((A, C, D), excluding=True) == (A,), "nor the dead"
 
 
 # ---------------------------------------------------------------- packed

@@ -174,3 +174,14 @@ def test_nobody_sits_out_where_too_few_would_be_left() -> None:
     assert counts.select_participants(9, ms.REDUCE, peers, 1.0) == peers
     counts._own.terms = Terms(5, least=4)
     assert counts.select_participants(9, ms.STEP, peers, 1.0) == peers
+
+
+def test_where_nobody_is_waited_for_any_number_may_be_left() -> None:
+    """An asynchronous round is of one trainer: how many a run needs says nothing about it."""
+    counts, peers = eligibility(4, 0)
+    for number in range(FAILURES_MAX):
+        counts.flaky_peers.blame(number + 2, {peers[0]}, 0.0)
+    counts._own.terms = Terms(5, min_trainers=4)
+    assert counts.select_participants(9, ms.STEP, peers, 1.0) == peers
+    counts._own.terms = Terms(5, min_trainers=4, asynchronous=True)
+    assert counts.select_participants(9, ms.STEP, peers, 1.0) == peers[1:]
