@@ -504,7 +504,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "member",
         "over = begin is None or begin.attempt != attempt or round_number in self.closed",
         "over = begin is None or round_number in self.closed",
-        seed=93,
+        seed=2008,
     ),
     Mutant(
         "a peer that has diverged reports",
