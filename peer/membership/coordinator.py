@@ -471,6 +471,9 @@ class Coordinator:
         owners = tuple(
             may and links.reaches(peer, chosen) for peer, may in zip(chosen, may_own, strict=True)
         )
+        alone = tuple(peer == self.me and owns for peer, owns in zip(chosen, owners, strict=True))
+        if self.roster.broken.stalls > 1 and any(alone):
+            owners = alone
         own = listed([short(peer) for peer in compress(chosen, owners)])
         return reserved(layout, owners, f"butterfly; {shown_apart(links, chosen)}: {own} own it")
 

@@ -17,7 +17,9 @@ A link may be there and carry nothing: behind a *bridge partition* two halves he
 through one member, and say nothing on their links that would show it. Their rounds do: an attempt
 stalls, and both ends of each broken path say that they wait for the other (:func:`broken_paths`).
 Such a pair is apart for a while (:class:`BrokenPaths`), twice as long each time; by then its links
-have ended, or the path works again.
+have ended, or the path works again. A small vector has one owner, so each stall finds the paths of
+one peer, and the first are tried again before the last are found: from the second stall on the
+coordinator owns all. Whoever answers it can be reached by it.
 """
 
 from __future__ import annotations
@@ -165,6 +167,7 @@ class BrokenPaths:
     def __init__(self) -> None:
         self._found: dict[Pair, _Broken] = {}
         self.pairs: frozenset[Pair] = frozenset()  # that are apart therefore
+        self.stalls = 0  # that have found some, since none was apart
 
     def note(self, pairs: Iterable[Pair], now_s: float) -> float:
         """Count these pairs as apart for a while; return for how long."""
@@ -174,6 +177,7 @@ class BrokenPaths:
             pause_s = min(BROKEN_MAX_S, 2 * before.pause_s) if before else BROKEN_MIN_S
             self._found[pair] = _Broken(now_s + pause_s, pause_s)
             longest_s = max(longest_s, pause_s)
+        self.stalls += 1
         self.step(now_s)
         return longest_s
 
@@ -191,8 +195,10 @@ class BrokenPaths:
         }
         before = self.pairs
         self.pairs = frozenset(p for p, broken in self._found.items() if now_s < broken.until_s)
+        self.stalls = self.stalls if self.pairs else 0
         return self.pairs != before
 
     def take_over(self, before: BrokenPaths, members: Collection[bytes]) -> None:
         """Go on with what this coordinator knew of these members in the view before."""
         self._found = {p: x for p, x in before._found.items() if {*p} <= {*members}}
+        self.stalls = before.stalls

@@ -9,6 +9,7 @@ from harness.faults import begins_of, busy_with
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.link_graph import BROKEN_MIN_S
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import short
@@ -341,3 +342,19 @@ def test_who_asks_nobody_for_its_vote_hears_of_later_views() -> None:
     cluster.run(5.0)
     cluster.kill("e")
     cluster.until(lambda: cluster.in_one_view("abcd"), 20.0)
+
+
+def test_from_the_second_stall_on_the_coordinator_owns_all() -> None:
+    """Where one owns at a time, each stall finds the paths of one; all can be heard by it."""
+    cluster = running("abcde")
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
+    begins = begins_of(cluster)
+    for pair, own in (("bd", "ace"), ("ce", "a"), ("cd", "a")):
+        lead.roster.break_paths([(peer_id(pair[0]), peer_id(pair[1]))], cluster.now_s)
+        cluster.until_round("abcde")
+        cluster.until_round("abcde")
+        assert owners(begins[-1]) == own
+    cluster.run(BROKEN_MIN_S)
+    cluster.until_round("abcde")
+    assert owners(begins[-1]) == "abcde"
