@@ -30,7 +30,7 @@ from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
 from atoll.peer.cli.page import add_page_option, page_option
 from atoll.peer.cli.service_manager import ServiceManager
 from atoll.peer.cli.settings import Parser, SecretAction
-from atoll.peer.client.supervised import is_kept_by_parent
+from atoll.peer.client.supervised import is_kept_by_parent, signal_when_parent_ends
 from atoll.peer.durable import DURABLE, LEDGER, OFF, ROUNDS
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.view import (
@@ -456,18 +456,20 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     manager = ServiceManager(os.environ, log.say)
     if page is not None:
         _show(page, daemon, log)
-    interrupts = 0
+    interrupts, was_kept = 0, is_kept_by_parent()
 
     def interrupt(keep: bool) -> None:
         nonlocal interrupts
         if is_kept_by_parent():  # all processes of a job were told, and the script comes first
             daemon.note("leave", "told to end by a signal: `atoll run` says when to leave")
             return
+        if was_kept:
+            daemon.note("leave", "`atoll run` is gone, and so this daemon ends; its place is kept")
         interrupts += 1
         if interrupts > 1:
             os._exit(INTERRUPTED)  # asked twice: at once
         manager.stopping()
-        if keep:
+        if keep or was_kept:
             daemon.stop()
         else:
             daemon.leave()
@@ -476,6 +478,8 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupt, False)
     loop.add_signal_handler(signal.SIGTERM, interrupt, options.keeps_place)
+    if was_kept:  # killed by force it cannot end its daemon, and the next one is refused
+        signal_when_parent_ends(signal.SIGTERM)
 
     where = f" --home {home_argument}" if home_argument else ""
     here = f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave"
@@ -502,7 +506,7 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
             page.close()
         # Threads that a disk or a driver holds are waited for without a limit otherwise.
         faulthandler.dump_traceback_later(END_TIMEOUT_S, exit=True)
-    left = daemon.node.phase is Phase.LEFT or not options.keeps_place
+    left = daemon.node.phase is Phase.LEFT or not (options.keeps_place or was_kept)
     log.say("left the run" if left else f"stopped; its place in run {options.run} is kept")
     return 0
 

@@ -338,6 +338,20 @@ def test_a_daemon_that_dies_comes_back_and_the_run_goes_on(run: Fleet) -> None:
     assert peer.ends() == 0
 
 
+def test_a_daemon_ends_with_an_atoll_run_that_is_killed(run: Fleet) -> None:
+    command = (*PYTHON, "import time\nprint('ready', flush=True)\ntime.sleep(600)")
+    peer = supervise(run, "a", "--run", "demo", command=command)
+    until(lambda: "ready" in peer.text, "the script runs", peer)
+    children = peer.children()
+    peer.kill(signal.SIGKILL)
+    try:
+        until(lambda: not Path(f"/proc/{children['daemon']}").exists(), "it is gone", peer)
+        assert "`atoll run` is gone, and so this daemon ends" in peer.text
+        assert "stopped; its place in run demo is kept" in peer.text
+    finally:
+        os.kill(children["script"], signal.SIGKILL)  # it would wait for a daemon to come back
+
+
 def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
     command = (*PYTHON, "import time\nprint('ready', flush=True)\ntime.sleep(600)")
     peer = supervise(run, "a", "--run", "demo", command=command)
