@@ -161,8 +161,15 @@ def recorded(tmp_path: Path) -> PageServer:
     return PageServer("0.0.0.0", 0, History(tmp_path), tmp_path)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        (390, "dark"),
+        pytest.param(1280, "dark", marks=pytest.mark.slow),
+        pytest.param(390, "light", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.timeout(600)
 def test_anybody_can_use_it(recorded: PageServer, scheme: str, width: int) -> None:
     """With the keyboard, a screen reader, a phone; axe-core finds nothing against WCAG AA."""

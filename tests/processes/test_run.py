@@ -145,7 +145,13 @@ def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet
     assert run.sees("a", 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_run_of_one_goes_on_where_a_signal_has_ended_it(run: Fleet, number: int) -> None:
     options = ("--run", "demo")
     peer = supervise(run, "a", *options, command=trains())
@@ -365,7 +371,9 @@ def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
 # ---------------------------------------------------------------- notices
 
 
-@pytest.mark.parametrize("cloud", ["aws", pytest.param("gcp", marks=pytest.mark.slow), "azure"])
+@pytest.mark.parametrize(
+    "cloud", ["aws", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gcp", "azure"))]
+)
 def test_a_notice_of_the_cloud_ends_everything_in_order(run: Fleet, cloud: str) -> None:
     with MetadataServer() as server:
         options = ("--run", "demo", "--on-notice", cloud, "--notice-url", server.url)
