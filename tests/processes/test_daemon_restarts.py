@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness.grids import rest_is_slow
 from harness.processes import Fleet, Process, fleet, until
 
 import atoll
@@ -148,7 +149,7 @@ def at_once(*works: Callable[[], Any]) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", rest_is_slow(METHODS, 2))
 def test_a_loop_goes_on_as_if_nothing_had_happened(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness.browser import Tab, page_of, tab
+from harness.grids import rest_is_slow
 from harness.long_history import write
 from harness.netns import Net
 from harness.processes import Peer, fleet, until
@@ -163,12 +164,7 @@ def recorded(tmp_path: Path) -> PageServer:
 
 @pytest.mark.parametrize(
     ("width", "scheme"),
-    [
-        (1280, "light"),
-        (390, "dark"),
-        pytest.param(1280, "dark", marks=pytest.mark.slow),
-        pytest.param(390, "light", marks=pytest.mark.slow),
-    ],
+    rest_is_slow([(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")], 2),
 )
 @pytest.mark.timeout(600)
 def test_anybody_can_use_it(recorded: PageServer, scheme: str, width: int) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.grids import rest_is_slow
 from harness.processes import Fleet, Process, fleet, until
 
 SCRIPT = """
@@ -52,7 +53,7 @@ digest = hashlib.sha256(bits + repr(schedule.get_last_lr()).encode()).hexdigest(
 print(json.dumps({"ended": digest, "round": peer.round}), flush=True)
 outer.close()
 """
-METHODS = ["DiLoCo", "CO2", "StreamingDiLoCo", "NoLoCo", "GradientAverage"]
+METHODS = ["DiLoCo", "GradientAverage", "CO2", "StreamingDiLoCo", "NoLoCo"]
 STEPS = 18
 
 
@@ -69,7 +70,7 @@ def ended(trainer: Process) -> dict[str, object]:
     return trainer.lines[-1]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", rest_is_slow(METHODS, 2))
 def test_two_halves_are_one_whole(method: str, tmp_path: Path) -> None:
     """In two processes, of which the first is told to end by SIGTERM in the middle of a round."""
     found = []

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness.grids import rest_is_slow
 from harness.metadata_server import MetadataServer
 from harness.processes import DAEMON, Fleet, Process, fleet, until
 from harness.supervised import SYNC_EVERY, joining, round_begins, supervise, trains
@@ -145,13 +146,7 @@ def test_the_steps_of_a_trainer_that_is_told_to_end_count_as_they_are(run: Fleet
     assert run.sees("a", 1)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP)),
-    ],
-)
+@pytest.mark.parametrize("number", rest_is_slow([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], 1))
 def test_a_run_of_one_goes_on_where_a_signal_has_ended_it(run: Fleet, number: int) -> None:
     options = ("--run", "demo")
     peer = supervise(run, "a", *options, command=trains())
@@ -168,12 +163,7 @@ def test_a_run_of_one_goes_on_where_a_signal_has_ended_it(run: Fleet, number: in
 
 
 @pytest.mark.parametrize(
-    "method",
-    [
-        "streaming",
-        "co2",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("eager", "async", "noloco")),
-    ],
+    "method", rest_is_slow(["streaming", "co2", "eager", "async", "noloco"], 2)
 )
 def test_every_method_hands_in_what_it_has(run: Fleet, method: str) -> None:
     peer = supervise(run, "a", "--run", "demo", command=trains(method))
@@ -371,9 +361,7 @@ def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
 # ---------------------------------------------------------------- notices
 
 
-@pytest.mark.parametrize(
-    "cloud", ["aws", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gcp", "azure"))]
-)
+@pytest.mark.parametrize("cloud", rest_is_slow(["aws", "gcp", "azure"], 1))
 def test_a_notice_of_the_cloud_ends_everything_in_order(run: Fleet, cloud: str) -> None:
     with MetadataServer() as server:
         options = ("--run", "demo", "--on-notice", cloud, "--notice-url", server.url)
