@@ -22,7 +22,7 @@ from atoll.peer.daemon.ports import RoundLinesPort
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, plain, short
 from atoll.peer.rounds.entries import INIT
-from atoll.peer.telemetry.rows import RoundTimes
+from atoll.peer.telemetry.rows import RoundTimes, is_figure
 
 ROUND = "round"  # the kind of the lines about committed rounds
 SUMMED_UP_S = 1.0  # collectives of so long a time have one line: there may be hundreds a second
@@ -262,7 +262,7 @@ class RoundLines:
         loss = self._daemon.new_loss() if with_loss else None
         if loss is not None:
             text += f"  loss {loss:.4g}"
-            fields["loss"] = loss
+            fields |= {"loss": loss} if is_figure(loss) else {}
         self._daemon.note(ROUND, text, **fields, sent_bytes=sent)
 
 

@@ -34,6 +34,7 @@ from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.executor import RoundExecutor
 from atoll.peer.rounds.resumed_work import Fate, fate_of, fate_of_missed, why_not_on
 from atoll.peer.rounds.state import Floats, ReplicatedState
+from atoll.peer.telemetry.rows import is_figure
 
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
 NAME_CHARACTERS_MAX = 64  # ... and the length of their names
@@ -402,11 +403,17 @@ class TrainerService:
         self.note_figures(self.known(client), arguments["metrics"])
 
     def note_figures(self, trainer: AttachedTrainer, figures: dict[str, float]) -> None:
-        """Keep what the trainer says of itself, for the status and the log."""
+        """Keep what the trainer says of itself, for the status and the log.
+
+        Of a loss that is no number any more the line of the round tells, and nothing else.
+        """
         known = trainer.metrics
-        for name, value in list(figures.items())[:METRICS_MAX]:
-            if name in known or len(known) < METRICS_MAX:
-                known[str(name)[:NAME_CHARACTERS_MAX]] = float(value)
+        for long_name, value in list(figures.items())[:METRICS_MAX]:
+            name = str(long_name)[:NAME_CHARACTERS_MAX]
+            if not is_figure(float(value)):
+                known.pop(name, None)
+            elif name in known or len(known) < METRICS_MAX:
+                known[name] = float(value)
         if "loss" in figures:
             self._new_loss = float(figures["loss"])
 

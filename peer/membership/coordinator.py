@@ -471,11 +471,20 @@ class Coordinator:
         owners = tuple(
             may and links.reaches(peer, chosen) for peer, may in zip(chosen, may_own, strict=True)
         )
-        alone = tuple(peer == self.me and owns for peer, owns in zip(chosen, owners, strict=True))
-        if self.roster.broken.stalls > 1 and any(alone):
-            owners = alone
+        if self.roster.broken.stalls > 1 and self._owns_in(layout, chosen, owners):
+            owners = tuple(peer == self.me for peer in chosen)
         own = listed([short(peer) for peer in compress(chosen, owners)])
         return reserved(layout, owners, f"butterfly; {shown_apart(links, chosen)}: {own} own it")
+
+    def _owns_in(
+        self, layout: Layout | None, chosen: tuple[bytes, ...], owners: tuple[bool, ...]
+    ) -> bool:
+        """Return whether this peer may own all: the plan gives it something, or all to one peer."""
+        place = chosen.index(self.me) if self.me in chosen else -1
+        if place < 0 or not owners[place]:
+            return False
+        shares = layout.shares if layout is not None else owners
+        return shares[place] > 0 or sum(share > 0 for share in shares) == 1
 
     # ------------------------------------------------------------ a boundary
 

@@ -18,8 +18,8 @@ through one member, and say nothing on their links that would show it. Their rou
 stalls, and both ends of each broken path say that they wait for the other (:func:`broken_paths`).
 Such a pair is apart for a while (:class:`BrokenPaths`), twice as long each time; by then its links
 have ended, or the path works again. A small vector has one owner, so each stall finds the paths of
-one peer, and the first are tried again before the last are found: from the second stall on the
-coordinator owns all. Whoever answers it can be reached by it.
+one peer, and the first are tried again before the last are found: from the second such stall on
+the coordinator owns all. Whoever answers it can be reached by it.
 """
 
 from __future__ import annotations
@@ -167,17 +167,17 @@ class BrokenPaths:
     def __init__(self) -> None:
         self._found: dict[Pair, _Broken] = {}
         self.pairs: frozenset[Pair] = frozenset()  # that are apart therefore
-        self.stalls = 0  # that have found some, since none was apart
+        self.stalls = 0  # that have found those of one peer alone, since none was apart
 
-    def note(self, pairs: Iterable[Pair], now_s: float) -> float:
-        """Count these pairs as apart for a while; return for how long."""
+    def note(self, pairs: Collection[Pair], now_s: float) -> float:
+        """Count these pairs, one at least, as apart for a while; return for how long."""
         longest_s = 0.0
         for pair in pairs:
             before = self._found.get(pair)
             pause_s = min(BROKEN_MAX_S, 2 * before.pause_s) if before else BROKEN_MIN_S
             self._found[pair] = _Broken(now_s + pause_s, pause_s)
             longest_s = max(longest_s, pause_s)
-        self.stalls += 1
+        self.stalls += bool(set[bytes].intersection(*map(set, pairs)))
         self.step(now_s)
         return longest_s
 
@@ -201,4 +201,4 @@ class BrokenPaths:
     def take_over(self, before: BrokenPaths, members: Collection[bytes]) -> None:
         """Go on with what this coordinator knew of these members in the view before."""
         self._found = {p: x for p, x in before._found.items() if {*p} <= {*members}}
-        self.stalls = before.stalls
+        self.stalls = before.stalls if self._found else 0

@@ -107,13 +107,18 @@ class RoundRow:
         counts = (*self.sent, *self.received, self.up, self.down, self.peers, self.attempts)
         _check((*times, self.predicted_s, self.memory_bytes, *counts))
         for figure in (self.loss, self.tokens, self.steps):
-            if figure is not None and not -FIGURE_MAX <= figure <= FIGURE_MAX:
+            if figure is not None and not is_figure(figure):
                 raise ValueError(f"a trainer's figure is a number, not {figure}")
 
 
 PLAIN_FIELDS = tuple(
     field.name for field in fields(RoundRow) if field.name not in ("unix_s", "links", "waited_for")
 )
+
+
+def is_figure(value: float) -> bool:
+    """Return whether a trainer's figure is one that rows and JSON can carry: finite, and no NaN."""
+    return -FIGURE_MAX <= value <= FIGURE_MAX
 
 
 def _check(values: Iterable[float | None]) -> None:

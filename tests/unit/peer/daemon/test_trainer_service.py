@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -44,6 +45,19 @@ def test_a_loss_is_shown_once(run: TinyRun) -> None:
     trainers.note_figures(trainers.trainer, {"accuracy": 0.6})
     assert [trainers.new_loss(), trainers.new_loss()] == [2.5, None]
     assert trainers.trainer.metrics == {"loss": 2.5, "accuracy": 0.6}
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -1e30])
+def test_a_loss_that_is_no_number_is_in_the_line_of_the_round_alone(
+    run: TinyRun, loss: float
+) -> None:
+    """Rows and JSON cannot carry it."""
+    trainers = service_of(run, [])
+    trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
+    trainers.note_figures(trainers.trainer, {"loss": 2.5, "accuracy": 0.5})
+    trainers.note_figures(trainers.trainer, {"loss": loss})
+    assert trainers.trainer.metrics == {"accuracy": 0.5}
+    assert str(trainers.new_loss()) == str(loss)
 
 
 def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:

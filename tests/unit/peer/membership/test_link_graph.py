@@ -134,6 +134,21 @@ def test_a_broken_path_is_tried_again_after_twice_as_long_each_time() -> None:
     after.take_over(paths, (A, B, C))
     after.step(160.0)
     assert not after.pairs, "D is no member any more"
+    assert after.stalls == 0
+
+
+def test_only_stalls_that_find_the_paths_of_one_peer_are_counted() -> None:
+    paths = BrokenPaths()
+    paths.note([(B, D), (B, E), (C, D)], 100.0)
+    assert paths.stalls == 0, "several owned, and all is known"
+    paths.note([(B, D), (B, E)], 101.0)
+    paths.note([(C, D)], 102.0)
+    assert paths.stalls == 2
+    after = BrokenPaths()
+    after.take_over(paths, (A, B, C))
+    assert after.stalls == 0, "nothing is known of these"
+    paths.step(130.0)
+    assert paths.stalls == 0
 
 
 def test_a_bridge_that_coordinates_loses_nobody() -> None:
