@@ -14,6 +14,7 @@ from harness.rooms import MODULES, ROOT
 
 pytestmark = pytest.mark.slow  # it compiles the kernels
 
+PAGE = {".html", ".css", ".js", ".svg"}
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 PIP_OPTIONS = ["--no-deps", "--no-build-isolation"]
 USE = """
@@ -64,7 +65,9 @@ def test_a_clone_without_symbolic_links_installs_the_same_files(tmp_path: Path) 
     others = {name for name in packed - modules if not name.startswith("atoll/_kernels")}
     examples = {f"atoll/examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
     lab = {f"atoll/peer/lab/{name}" for name in ("forward.c", "forward.h", "spaces.c")}
-    assert others == examples | lab | {"atoll/py.typed"}
+    folder = ROOT / "peer" / "telemetry" / "page"
+    page = {f"atoll/peer/telemetry/page/{p.name}" for p in folder.iterdir() if p.suffix in PAGE}
+    assert others == examples | lab | page | {"atoll/py.typed"}
     site = tmp_path / "site"
     subprocess.run([*PIP, "install", *PIP_OPTIONS, "--target", str(site), str(wheel)], check=True)
     assert used_from(site, tmp_path) == [
