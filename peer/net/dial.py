@@ -74,14 +74,15 @@ class Dial:
     async def limited(self, timeout_s: float = DIAL_TIMEOUT_S) -> AsyncIterator[None]:
         """End what runs inside after ``timeout_s``; turn its errors into ConnectErrors.
 
-        Where a certificate was refused, by either side, that is an AdmissionError.
+        Where a certificate was refused, by either side, that is an AdmissionError, unless both
+        name the same secret: then bytes were damaged on their way, and another dial may do.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 yield
         except OSError as error:  # TimeoutError and ssl.SSLError are OSErrors
             if isinstance(error, ssl.SSLError) and is_refusal(error):
-                raise await self._not_admitted() from error
+                raise await self._refused() from error
             raise self._explained(error) from error
         except RemoteProtocolError as error:
             raise ConnectError(f"cannot reach {self._where}: {error.what}") from error
@@ -178,11 +179,18 @@ class Dial:
                 raise
         raise last
 
-    async def _not_admitted(self) -> AdmissionError:
-        where = self._where
+    async def _refused(self) -> ConnectError:
+        where, theirs = self._where, await self._their_tag()
+        if theirs == self._tag:
+            return ConnectError(
+                f"cannot reach {where}: a certificate was refused, though both sides hold the run"
+                f" secret with tag {theirs}",
+                fix="the next dial may do; if not, something on the way changes what is sent",
+                stage=SECRET,
+            )
         return AdmissionError(
             f"not admitted to run {self._run} at {where}: that peer holds another run secret"
-            f" (tag {await self._their_tag()}, yours has tag {self._tag})",
+            f" (tag {theirs}, yours has tag {self._tag})",
             fix="copy the whole `atoll join` line that `atoll up` printed on that machine",
             stage=SECRET,
         )

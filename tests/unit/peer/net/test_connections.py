@@ -209,6 +209,26 @@ def test_a_wrong_token_is_not_admitted_and_both_tags_are_named(net: Net) -> None
     net.run(scenario())
 
 
+def test_a_refusal_between_holders_of_one_secret_is_an_accident(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit that turned on the way ends no daemon: it dials again."""
+
+    async def scenario() -> None:
+        a, _ = await net.linked()
+        c = net.node("c", secret=bytes(32))  # refused, as a damaged certificate is
+
+        async def same(dial: Dial) -> str:
+            return c.tls.tag
+
+        monkeypatch.setattr(Dial, "_their_tag", same)
+        with pytest.raises(ConnectError, match=f"secret with tag {c.tls.tag}\n") as caught:
+            await c.host.dial(a.address)
+        assert not isinstance(caught.value, AdmissionError)
+
+    net.run(scenario())
+
+
 def test_a_certificate_refused_after_our_handshake_is_not_admitted(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
