@@ -348,6 +348,16 @@ def test_a_daemon_ends_with_an_atoll_run_that_is_killed(run: Fleet) -> None:
         os.kill(children["script"], signal.SIGKILL)  # it would wait for a daemon to come back
 
 
+def test_a_script_does_not_outlive_an_atoll_run_that_is_killed(run: Fleet) -> None:
+    """It would be in the way of the next one's."""
+    peer = supervise(run, "a", "--run", "demo", command=trains())
+    peer.takes_steps(3)
+    script = peer.last("pid")
+    peer.kill(signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{script}").exists(), "it is gone", peer)
+    assert "and so was the `atoll run` that has started this script" in peer.text
+
+
 def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
     command = (*PYTHON, "import time\nprint('ready', flush=True)\ntime.sleep(600)")
     peer = supervise(run, "a", "--run", "demo", command=command)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, DaemonLostError
 from atoll.optim import DiLoCo, GradientAverage, Swarm
 from atoll.optim.leaving import Leaving, supervised_leaving
 from atoll.optim.swarm import SwarmSession
@@ -100,6 +102,33 @@ def test_methods_of_every_step_have_nothing_to_hand_in() -> None:
             outer.leave_on_signal()
 
     Swarm(1).run(train)
+
+
+@pytest.mark.parametrize("exits", [False, True])
+def test_a_daemon_that_has_gone_first_is_said_and_no_error(
+    capsys: pytest.CaptureFixture[str], exits: bool
+) -> None:
+    def train(session: SwarmSession) -> None:
+        model = nn.Linear(4, 4)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = DiLoCo(model, inner, 4, session)
+
+        def check() -> None:
+            raise DaemonLostError("the daemon has gone")
+
+        session.channel.check = check  # type: ignore[method-assign]
+        leaving: Any = SimpleNamespace(asked="SIGTERM", wait_s=1.0, exits=exits, close=list)
+        outer._leaving = leaving
+        if exits:
+            with pytest.raises(SystemExit, match="0"):
+                inner.step()
+        else:
+            inner.step()
+        assert outer.has_left
+
+    Swarm(1).run(train)
+    said = capsys.readouterr().err
+    assert "SIGTERM: its steps since the last round are lost: the daemon has gone" in said
 
 
 def test_a_worker_of_a_swarm_has_no_signals() -> None:
