@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -62,6 +63,32 @@ def test_a_handler_that_came_later_is_not_taken_away() -> None:
     signal.signal(TERM, signal.SIG_IGN)
     leaving.close()
     assert signal.getsignal(TERM) == signal.SIG_IGN
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("is_main", [True, False])
+def test_a_forked_child_ends_by_a_signal_as_it_always_did(is_main: bool) -> None:
+    """As workers of a DataLoader have to, and those of a multiprocessing.Pool."""
+    leaving = Leaving((TERM, INT), 20.0, exits=True)
+    found: list[int] = []
+
+    def forks() -> None:
+        child = os.fork()
+        if child == 0:
+            handlers = signal.getsignal(TERM), signal.getsignal(INT)
+            os._exit(handlers != (signal.SIG_DFL, signal.default_int_handler))
+        found.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    if is_main:
+        forks()
+    else:
+        thread = threading.Thread(target=forks)
+        thread.start()
+        thread.join()
+    assert found == [0]
+    signal.raise_signal(TERM)
+    assert leaving.asked == "SIGTERM"  # here it still counts
+    leaving.close()
 
 
 def test_it_needs_the_main_thread() -> None:
