@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError, DaemonLostError
-from atoll.optim import DiLoCo, GradientAverage, Swarm
+from atoll.optim import DiLoCo, GradientAverage, NoLoCo, Population, Swarm
 from atoll.optim.leaving import Leaving, supervised_leaving
 from atoll.optim.swarm import SwarmSession
 from atoll.peer.client.supervised import SUPERVISOR_VARIABLE
@@ -156,6 +156,41 @@ def test_a_daemon_that_has_gone_first_is_said_and_no_error(
     Swarm(1).run(train)
     said = capsys.readouterr().err
     assert "SIGTERM: its steps since the last round are lost: the daemon has gone" in said
+
+
+Make = Callable[[nn.Module, torch.optim.Optimizer, SwarmSession], Any]
+
+
+@pytest.mark.parametrize(
+    ("make", "lost"),
+    [
+        (
+            lambda m, i, s: NoLoCo(m, i, 4, s),
+            "2 local steps in the middle of outer step 2 are lost",
+        ),
+        (
+            lambda m, i, s: Population(m, i, s, lambda: 0.0, 4, {"lr": (0.01, 1.0)}),
+            "2 local steps after turn 1 are lost",
+        ),
+    ],
+)
+def test_steps_that_can_be_handed_to_nobody_are_counted(
+    capsys: pytest.CaptureFixture[str], make: Make, lost: str
+) -> None:
+    def train(session: SwarmSession) -> None:
+        model = nn.Linear(4, 4)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = make(model, inner, session)
+        for number in range(6):
+            if number == 5:
+                leaving: Any = SimpleNamespace(asked="SIGTERM", wait_s=1.0, exits=False, close=list)
+                outer._leaving = leaving
+            model(torch.ones(1, 4)).sum().backward()
+            inner.step()
+        assert outer.has_left
+
+    Swarm(1).run(train)
+    assert f"SIGTERM: {lost}" in capsys.readouterr().err
 
 
 def test_a_worker_of_a_swarm_has_no_signals() -> None:
