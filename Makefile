@@ -128,9 +128,10 @@ check-deploy: $(DEPLOY)/.ready
 	$(DEPLOY)/bin/hadolint deploy/Dockerfile
 	ATOLL_SECRET=none $(DEPLOY)/bin/docker-compose -f deploy/compose.yaml config --quiet
 	$(DEPLOY)/bin/kubernetes-validate --strict deploy/kubernetes.yaml
-	for unit in atoll atoll-train; do \
+	for unit in atoll atoll-train atoll-run; do \
 	    sed 's|/opt/atoll/bin/[a-z]*|/bin/true|' deploy/$$unit.service > $(DEPLOY)/$$unit.service; done
-	! systemd-analyze verify $(DEPLOY)/atoll.service $(DEPLOY)/atoll-train.service 2>&1 | grep .
+	! systemd-analyze verify $(DEPLOY)/atoll.service $(DEPLOY)/atoll-train.service \
+	    $(DEPLOY)/atoll-run.service 2>&1 | grep .
 
 $(DEPLOY)/.ready: Makefile
 	test -x $(DEPLOY)/bin/python || $(PYTHON) -m venv $(DEPLOY)

@@ -2,14 +2,17 @@
 
 A handler only notes that the signal has come. The method looks after each local step, hands in the
 steps since the last round, waits for that round, and ends the script or lets its loop do so. The
-handlers that were there before are called too, and are put back when the method is closed.
+handlers that were there before are called too, and are put back when the method is closed, and in
+forked children: a DataLoader's worker takes no steps, and a signal is to end it as it always did.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
@@ -39,6 +42,7 @@ class Leaving:
         self._before: dict[int, Handler | int | None] = {}
         for number in numbers:
             self._before[number] = signal.signal(number, self._on_signal)
+        _OPEN.add(self)
 
     def close(self) -> None:
         """Put the handlers back that were there before, unless others have come since."""
@@ -53,6 +57,17 @@ class Leaving:
             before(number, frame)
         if number == signal.SIGINT and is_first:  # the second Ctrl+C does what it always did
             signal.signal(number, signal.SIG_DFL if before is None else before)
+
+
+_OPEN: weakref.WeakSet[Leaving] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for leaving in _OPEN:
+        leaving.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def supervised_leaving() -> Leaving | None:

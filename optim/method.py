@@ -12,6 +12,7 @@ A method has the session that it was given (``peer``), and uses the private part
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -310,11 +311,10 @@ class Method(ABC):
             self._loss = None
         self._in_step, self._is_leaving = True, self._leaves_now()
         try:
-            if self._is_leaving and self._leaving is not None:
-                self._channel.hurry(self._leaving.wait_s)
-            self._step_done()
             if self._is_leaving:
                 self._leave()
+            else:
+                self._step_done()
         finally:
             self._in_step = self._is_leaving = False
 
@@ -326,10 +326,16 @@ class Method(ABC):
         return asked if self._ranks is None else self._ranks.leaves_after(self._steps, asked)
 
     def _leave(self) -> None:
-        """Hand in what there is; then end the script, or let its loop do so."""
+        """Complete the last step, hand in what there is, and end the script or let its loop end.
+
+        A daemon that has gone first is no error then. A loop that goes on all the same waits for
+        its rounds as before.
+        """
         leaving, self.has_left = self._leaving, True
         try:
-            became = self._hand_in()
+            with self._channel.hurry(leaving.wait_s if leaving is not None else math.inf):
+                self._step_done()
+                became = self._hand_in()
         except AtollError as error:
             became = f"its steps since the last round are lost: {error.what}"
         asked = leaving.asked if leaving is not None else ""

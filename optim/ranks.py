@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -231,9 +232,9 @@ class RankSession:
         if (leader := self._leader) is not None:
             leader.check()
 
-    def hurry(self, wait_s: float) -> None:
-        if (leader := self._leader) is not None:
-            leader.hurry(wait_s)
+    def hurry(self, wait_s: float) -> AbstractContextManager[None]:
+        leader = self._leader
+        return nullcontext() if leader is None else leader.hurry(wait_s)
 
     def observe(self, **figures: Any) -> None:
         """Remember figures of a local step, on rank 0 alone."""

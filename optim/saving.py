@@ -88,6 +88,7 @@ def save(trainer: Trainer, folder: Path) -> Path:
     All ranks call it. ConfigError for a state that cannot be saved, CheckpointError if the disk
     does not take it, SessionError if another rank has failed: then the last save is still there.
     """
+    trainer.vector.reshard()
     state = {
         "inner": [inner.state_dict() for inner in trainer.inners],
         "more": {name: one.state_dict() for name, one in trainer.more.items()},
@@ -125,6 +126,7 @@ def load(trainer: Trainer, folder: Path) -> Path | None:
     saves = _saves(folder)
     if not every_rank(trainer.channel, bool(saves)):
         return None
+    trainer.vector.reshard()
     there = saves[max(saves)]
     read = _in_all_ranks(trainer, lambda: _read(trainer, there))
     with torch.no_grad():

@@ -8,6 +8,7 @@ A worker of a swarm and a rank of a trainer are both in one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from atoll.collectives.codecs import F32
@@ -63,7 +64,7 @@ class Channel(Protocol):
 
     def observe(self, **figures: Any) -> None: ...
 
-    def hurry(self, wait_s: float, /) -> None: ...
+    def hurry(self, wait_s: float, /) -> AbstractContextManager[None]: ...
 
     def attach(
         self,

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -275,8 +276,9 @@ class SwarmSession:
         """Count a local step; there is no daemon that could die."""
         self._local_steps += 1
 
-    def hurry(self, wait_s: float) -> None:
+    def hurry(self, wait_s: float) -> AbstractContextManager[None]:
         """Do nothing: rounds take no time here."""
+        return nullcontext()
 
     def report(self, **metrics: float) -> None:
         self.reported = {name: float(value) for name, value in metrics.items()}

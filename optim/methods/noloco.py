@@ -34,6 +34,7 @@ from torch import nn
 
 from atoll.collectives.codecs import get_codec
 from atoll.collectives.errors import ConfigError, ConnectError, StateError
+from atoll.collectives.units import count
 from atoll.optim.buffer_sync import SharedBuffers
 from atoll.optim.footprint import memory_of_replicas
 from atoll.optim.inner import Inner, inners_of
@@ -276,6 +277,13 @@ class NoLoCo(Method):
         self._publish_again()
         if is_last:
             self._end_round()
+
+    def _hand_in(self) -> str:
+        """Say what is lost: replicas exchange at the end of an outer step, and not before."""
+        if not self._local.taken:
+            return super()._hand_in()
+        steps = count(self._local.taken, "local step")
+        return f"{steps} in the middle of outer step {self._number} are lost: nobody else has them"
 
     def _publish_again(self) -> None:
         """Publish once more what a daemon has had that has ended meanwhile."""

@@ -30,6 +30,7 @@ from atoll.collectives.errors import (
     ConfigError,
     RemoteProtocolError,
 )
+from atoll.collectives.units import count
 from atoll.optim.every_step.gather import gather_for
 from atoll.optim.every_step.snapshot import Snapshot
 from atoll.optim.footprint import memory_of_copies
@@ -200,6 +201,13 @@ class Population(Method):
             self._take_turn()
         except (CollectiveLostError, CollectiveMissedError, CollectiveMismatchError):
             self._missed += 1
+
+    def _hand_in(self) -> str:
+        """Say what is lost: others copy this member at a turn, and not before."""
+        since = self.steps % self.spec.sync_every
+        if not since:
+            return super()._hand_in()
+        return f"{count(since, 'local step')} after turn {self.turn} are lost: nobody else has them"
 
     def _scored(self) -> float:
         score = self._score()

@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     views = add_view_verbs(verbs)
     told = add_authority_verbs(verbs)
     doctor = add_doctor_verb(verbs)
-    config = add_config_verb(verbs, daemons)
+    config = add_config_verb(verbs, (*daemons, run))
     for verb in (*daemons, run, *running, *views, *told, doctor, config):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
         verb.add_argument(

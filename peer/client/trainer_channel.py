@@ -14,7 +14,7 @@ import select
 import socket
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +46,7 @@ from atoll.optim.run_spec import COLLECTIVES, FROZEN, RunSpec, blob
 from atoll.peer.client.console import say
 from atoll.peer.client.ipc_client import COMMAND_TIMEOUT_S, PROGRESS_S, IpcClient, has_ended, lost
 from atoll.peer.client.shared_memory import receive_region
+from atoll.peer.client.supervised import is_orphaned
 from atoll.peer.daemon.ipc_server import LIFELINE
 from atoll.peer.membership.view import REPLICA
 from atoll.peer.net.identity import socket_path
@@ -363,9 +364,15 @@ class TrainerChannel:
         if self._lifeline is not None and has_ended(self._lifeline):
             self._come_back(lost(self._home))
 
-    def hurry(self, wait_s: float) -> None:
-        """Wait for the daemon and for rounds no longer than that from now on."""
-        self.deadline_s = min(self.deadline_s, wait_s)
+    @contextlib.contextmanager
+    def hurry(self, wait_s: float) -> Iterator[None]:
+        """Wait no longer than that for rounds, for answers, and for a daemon that has ended."""
+        before = self.deadline_s, self._reconnect_s
+        self.deadline_s, self._reconnect_s = (min(usual_s, wait_s) for usual_s in before)
+        try:
+            yield
+        finally:
+            self.deadline_s, self._reconnect_s = before
 
     def observe(self, **figures: Any) -> None:
         """Remember figures (numbers, or tensors of one) of a local step.
@@ -632,19 +639,29 @@ class TrainerChannel:
     def _come_back(self, error: AtollError) -> None:
         """Attach to the next process of the daemon that has ended.
 
-        Raise DaemonLostError if there is none in time, or if it is of another run.
+        Raise DaemonLostError if there is none in time, or if this script is what is left of an
+        `atoll run`: the next one has a script of its own. Raise SessionError if the daemon is of
+        another run.
         """
         if not self._reconnect_s:
             raise error
         ended_s = time.monotonic()
-        say(
-            f"{error.what}: waiting up to {duration(self._reconnect_s)} until it is started again "
-            f"(atoll up or atoll join, --home {self._home})"
-        )
+        if not is_orphaned():
+            say(
+                f"{error.what}: waiting up to {duration(self._reconnect_s)} until it is started "
+                f"again (atoll up or atoll join, --home {self._home})"
+            )
         while True:
             self._disconnect()
+            if is_orphaned():
+                raise DaemonLostError(
+                    f"{error.what}, and so was the `atoll run` that has started this script",
+                    fix="start `atoll run` again: it starts the daemon and the script",
+                )
             try:
                 hello = self._connect(self._reconnect_s - (time.monotonic() - ended_s))
+                if is_orphaned():
+                    continue  # the daemon is the next one's
                 if hello["run"] != self.run or hello["peer"] != self.peer_name:
                     raise SessionError(
                         f"the daemon at {self._home} is now {hello['peer']} of run {hello['run']}; "

@@ -29,7 +29,7 @@ from atoll.peer.membership.member import MemberState
 LOOK_S = 0.02  # between two looks whether a round is open: a round takes longer
 
 
-def _never() -> bool:
+def _never() -> bool | None:
     return False
 
 
@@ -44,20 +44,26 @@ class AsyncSubmissions:
         self, own: MemberState, feed: Callable[[ev.Event], None], taken: Callable[[], None]
     ) -> None:
         self._own, self._feed, self._taken = own, feed, taken
-        self._was_counted: Callable[[], bool] = _never
+        self._was_counted: Callable[[], bool | None] = _never
         self._weight: float | None = None  # of what waits for its outcome
         self._given: ev.Submitted | None = None  # as the machine has it
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(LOOK_S, self._look)
 
-    def submit(self, weight: float, was_counted: Callable[[], bool] = _never) -> None:
-        """Submit; ``was_counted`` says, and tells the trainer, if that has happened already."""
+    def submit(self, weight: float, was_counted: Callable[[], bool | None] = _never) -> None:
+        """Submit; ``was_counted`` says, and tells the trainer, if that has happened already.
+
+        Where it says None that is not known yet, and is asked again a moment later.
+        """
         self._weight, self._given, self._was_counted = weight, None, was_counted
         self._act()
 
-    def is_over(self, effect: ev.TellTrainer) -> bool:
-        """Return whether the trainer is to hear of it: it was committed, or no round can use it."""
-        over = effect.kind == "committed" or bool(effect.text)
+    def is_over(self, effect: ev.TellTrainer, *, is_logged: bool = False) -> bool:
+        """Return whether the trainer is to hear of it: it was committed, or no round can use it.
+
+        ``is_logged``: what the effect says is from the log, and it must not be submitted again.
+        """
+        over = is_logged or effect.kind == "committed" or bool(effect.text)
         if over:
             self._weight = self._given = None
         elif self._own.submissions.get(0) is not self._given:  # else it was told of an older one
@@ -80,7 +86,10 @@ class AsyncSubmissions:
             self._feed(ev.Attached(waits=not own.attached))
         if self._weight is None or self._given is not None or is_open:
             return  # an open round would only refuse it
-        if self._was_counted():
+        was_counted = self._was_counted()
+        if was_counted is None:
+            return
+        if was_counted:
             self._weight = None
             return
         self._given = ev.Submitted(own.round, own.epoch, self._weight)

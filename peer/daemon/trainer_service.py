@@ -32,7 +32,7 @@ from atoll.peer.membership.operations import (
 from atoll.peer.membership.view import REPLICA, short
 from atoll.peer.rounds.entries import fragment_of
 from atoll.peer.rounds.executor import RoundExecutor
-from atoll.peer.rounds.resumed_work import Fate, fate_of, fate_of_missed, why_not_on
+from atoll.peer.rounds.resumed_work import Fate, fate_of, why_not_on
 from atoll.peer.rounds.state import Floats, ReplicatedState
 from atoll.peer.telemetry.rows import is_figure
 
@@ -111,8 +111,10 @@ class TrainerService:
         if trainer is None:
             return
         call = trainer.awaiting.get(effect.fragment)
-        effect = self._as_counted(trainer, effect)
-        if call is None or (trainer.submissions and not trainer.submissions.is_over(effect)):
+        logged = self._as_logged(trainer, effect)
+        effect, is_logged = logged or effect, logged is not None
+        repeats = trainer.submissions
+        if call is None or (repeats and not repeats.is_over(effect, is_logged=is_logged)):
             return
         del trainer.awaiting[effect.fragment]
         outcome = outcome_of(effect, call)
@@ -122,35 +124,40 @@ class TrainerService:
             outcome["peers"] = list(map(short, head.contributors)) if head is not None else []
         self.ipc_server.push(trainer.client, "outcome", outcome)
 
-    def _as_counted(self, trainer: AttachedTrainer, effect: ev.TellTrainer) -> ev.TellTrainer:
-        """Return what the trainer hears of a pseudo-gradient that was not waited for.
+    def _as_logged(self, trainer: AttachedTrainer, effect: ev.TellTrainer) -> ev.TellTrainer | None:
+        """Return what the log says of a pseudo-gradient that was not waited for.
 
-        One that heard "missed" would submit the same once more: it hears that only of what is in no
-        round.
+        None if it is in no round: only then its trainer may hear "missed", and submit the same once
+        more. In an asynchronous run the same is done for it, and after a "reload" as well.
         """
-        since = trainer.since.get(effect.fragment)
-        if effect.kind != "missed" or since is None or trainer.spec.submits != "deltas":
-            return effect
+        since, kinds = trainer.since.get(effect.fragment), ["missed"]
+        if trainer.submissions is not None:
+            kinds.append("reload")
+        if effect.kind not in kinds or since is None or trainer.spec.submits != "deltas":
+            return None
         log, me = self._executor.replica.log, self._node.me.peer
-        fate = fate_of_missed(log, me, effect.fragment, since, effect.round)
-        return effect if fate.kind == "again" else replace(effect, kind=fate.kind, round=fate.round)
+        fate = fate_of(log, me, effect.fragment, since, effect.round)
+        return None if fate.kind == "again" else replace(effect, kind=fate.kind, round=fate.round)
 
-    def _was_counted(self, trainer: AttachedTrainer, fragment: int) -> bool:
+    def _was_counted(self, trainer: AttachedTrainer, fragment: int) -> bool | None:
         """Return whether what waits is in a round already, as submitted to an earlier process.
 
-        Then its trainer is told, and it is not to count again.
+        Then its trainer is told, and it is not to count again. None: that cannot be said before a
+        round that is committed is in the log, which the executor does a moment later.
         """
         if fragment not in trainer.again:
             return False
-        fate = self._fate_of(fragment, trainer.since[fragment], self._node.follower.round)
+        fate = self._fate_of(fragment, trainer.since[fragment])
         if fate.kind == "again":
-            return False
+            is_all_here = self._executor.replica.log.last >= self._node.follower.round
+            return False if is_all_here else None
         call = trainer.awaiting.pop(fragment)
         self.ipc_server.push(trainer.client, "outcome", dict(fate.to_trainer(call)))
         return True
 
-    def _fate_of(self, fragment: int, since: int, now: int) -> Fate:
-        log = self._executor.replica.log
+    def _fate_of(self, fragment: int, since: int) -> Fate:
+        """Return what the log says of a submission; its last rounds may not be in it yet."""
+        log, now = self._executor.replica.log, self._node.follower.round
         return fate_of(log, self._node.me.peer, fragment, since, now)
 
     def gone(self, client: bytes) -> None:
@@ -250,7 +257,7 @@ class TrainerService:
         log, deltas = self._executor.replica.log, spec.submits == "deltas"
         why = why_not_on(log, base, here, fragments=spec.fragments, deltas=deltas)
         waiting = arguments["waiting"]
-        fates = [self._fate_of(int(f), int(since), own.round) for f, since in waiting]
+        fates = [self._fate_of(int(f), int(since)) for f, since in waiting]
         said = [dict(fate.to_trainer(0)) for fate in fates]
         return {"why_not": why, "round": own.round, "epoch": own.epoch, "fates": said}
 
@@ -296,12 +303,16 @@ class TrainerService:
         self._submitted_s[fragment] = time.monotonic()
         self._note_since(trainer, fragment, arguments.get("since"))
         self.note_figures(trainer, arguments.get("figures", {}))
-        if self._was_counted(trainer, fragment):
+        was_counted = self._was_counted(trainer, fragment)
+        if was_counted:
             return
         if trainer.submissions is not None:
             trainer.submissions.submit(weight, lambda: self._was_counted(trainer, fragment))
             return
         base_round = self._node.follower.round
+        if was_counted is None:  # nor may a round read it before: the trainer asks again at once
+            self.tell(ev.TellTrainer("missed", base_round, self._node.follower.epoch, fragment))
+            return
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)
         if self._node.follower.submissions.get(fragment) is submission:

@@ -60,9 +60,14 @@ class Fate:
 def fate_of(log: RoundHeads, me: bytes, fragment: int, since: int, now: int) -> Fate:
     """Return the fate of what ``me`` has submitted of a fragment after round ``since``.
 
-    ``now``: the round that is committed here. Its entry may not be in the log yet.
+    ``now``: a round that is committed here, or has begun. Of those that are not in the log yet
+    nothing is said: who has to know looks again when they are.
+
+    A round that has not waited for a submission may have it all the same: a retry without this peer
+    keeps chunks of an attempt that it was in, and a state that was loaded in one piece says of no
+    round whose submissions are in it.
     """
-    for number in range(since + 1, now + 1):
+    for number in range(since + 1, min(now, log.last) + 1):
         head = log.head(number)
         if head is None:
             return Fate("reload", now)
@@ -72,16 +77,6 @@ def fate_of(log: RoundHeads, me: bytes, fragment: int, since: int, now: int) -> 
             peers = tuple(map(short, head.contributors))
             return Fate("committed", number, head.share_of(me), peers)
     return Fate("again", now)
-
-
-def fate_of_missed(log: RoundHeads, me: bytes, fragment: int, since: int, number: int) -> Fate:
-    """Return the fate of a pseudo-gradient that round ``number`` has not waited for.
-
-    A retry without this peer keeps chunks of an attempt that it was in, and a state that was loaded
-    in one piece says of no round whose submissions are in it. A trainer that hears "again" submits
-    the same once more.
-    """
-    return fate_of(log, me, fragment, since, min(number, log.last))
 
 
 def why_not_on(

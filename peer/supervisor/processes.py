@@ -76,6 +76,7 @@ class ProcessPair:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._pids = {DAEMON: 0, SCRIPT: 0}  # of the last lives; each leads a group of processes
+        self._untold = 0  # the signal for a script that is just being started
 
     async def run(self) -> int:
         plan = self._plan
@@ -155,6 +156,8 @@ class ProcessPair:
             process.stdin.write(plan.stdin)
             process.stdin.close()
             self._spawn(self._wait_for_answer(process))
+        if not is_daemon and self._untold:
+            self._tell_script(self._untold, rest=False)
         code = await process.wait()
         has_rest = not is_daemon and self._has_rest()
         if not has_rest:
@@ -201,6 +204,8 @@ class ProcessPair:
                 os.killpg(pid, number)
             elif pid:
                 os.kill(pid, number)
+            else:
+                self._untold = number
 
     def _kill(self, which: str) -> None:
         with contextlib.suppress(ProcessLookupError):

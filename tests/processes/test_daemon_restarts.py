@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import signal
 import sys
 import threading
 import time
@@ -208,6 +209,23 @@ def test_who_does_not_come_back_in_time_is_lost(tmp_path: Path) -> None:
         with pytest.raises(DaemonLostError, match="did not come back within 500 ms"):
             loop.step()
         loop.outer.close()
+
+
+def test_who_leaves_waits_no_longer_for_a_daemon_that_has_gone_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fleet(tmp_path) as run:
+        loop = Loop("DiLoCo", atoll.connect(run.up("a").home))
+        loop.outer.leave_on_signal(wait_s=0.5, exits=False)
+        run.peers["a"].kill()
+        run.peers["a"].ends()
+        signal.raise_signal(signal.SIGTERM)
+        loop.inner.step()
+        assert loop.outer.has_left
+        loop.outer.close()
+    said = capsys.readouterr().err
+    assert "SIGTERM: its steps since the last round are lost" in said
+    assert "did not come back within 500 ms" in said
 
 
 def test_a_collective_under_way_ends_and_the_next_one_works(tmp_path: Path) -> None:

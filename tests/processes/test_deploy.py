@@ -24,9 +24,11 @@ import yaml
 from harness.netns import Net
 from harness.processes import NET_PORT, TRAINER, Process, until
 from harness.rooms import ROOT
+from harness.supervised import trains
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.client.ipc_client import ask
+from atoll.peer.supervisor.machine import GRACE_S
 
 DEPLOY = ROOT / "deploy"
 BIN = Path(sys.executable).parent
@@ -247,6 +249,45 @@ def test_the_service_is_ready_alive_and_stops(tmp_path: Path) -> None:
             assert said == b"WATCHDOG=1"
         assert started[0].ends() == 0
         end(started[1:])
+
+
+def test_the_service_with_a_script_hands_in_its_steps_when_it_is_stopped(tmp_path: Path) -> None:
+    """`atoll run` alone is told (``KillMode=mixed``), and has the time that it takes at most."""
+    service = unit("atoll-run.service")
+    assert (service["Type"], service["KillMode"]) == (["exec"], ["mixed"])
+    (stop_s,) = service["TimeoutStopSec"]
+    assert int(stop_s) > GRACE_S
+    _, *words = trains()
+    script = f"import runpy, sys\nsys.argv = {words!r}\n"
+    runs = f"runpy.run_path({words[0]!r}, run_name='__main__')"
+    (tmp_path / "train.py").write_text(script + runs)
+    (tmp_path / "secret").write_text(SECRET)
+    (tmp_path / "atoll.toml").write_text('run = "demo"\nlisten = "127.0.0.1:0"\n')
+    places = {
+        "/opt/atoll/bin": str(BIN),
+        "/opt/train": str(tmp_path),
+        "/etc/atoll": str(tmp_path),
+        "/var/lib/atoll": str(tmp_path / "home"),
+        "%d": str(tmp_path),
+    }
+
+    def here(text: str) -> str:
+        for place, folder in places.items():
+            text = text.replace(place, folder)
+        return text
+
+    (line,) = service["ExecStart"]
+    environment = dict(here(row).split("=", 1) for row in service["Environment"])
+    process = Process(shlex.split(here(line)), tmp_path / "log", **environment)
+    try:
+        until(lambda: '"since": 3' in process.text, "local steps", process)
+        process.kill(signal.SIGTERM)
+        assert process.ends() == 0, process.text
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert re.search(r"SIGTERM: its last \d+ local steps? counted in round", process.text)
+    assert "keeps its place" in process.text
 
 
 # ---------------------------------------------------------------- jobs

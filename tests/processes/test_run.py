@@ -173,7 +173,7 @@ def test_every_method_hands_in_what_it_has(run: Fleet, method: str) -> None:
     assert peer.ends() == 0
     outcome = {
         "async": r"local steps? counted in round",
-        "noloco": "it had nothing to hand in",
+        "noloco": r"\d+ local steps? in the middle of outer step \d+ are lost",
     }.get(method, r"(\d) of \1 submissions? counted")
     assert re.search(f"SIGTERM: .*{outcome}.*; this script ends", peer.text), peer.text
 
@@ -346,6 +346,16 @@ def test_a_daemon_ends_with_an_atoll_run_that_is_killed(run: Fleet) -> None:
         assert "stopped; its place in run demo is kept" in peer.text
     finally:
         os.kill(children["script"], signal.SIGKILL)  # it would wait for a daemon to come back
+
+
+def test_a_script_does_not_outlive_an_atoll_run_that_is_killed(run: Fleet) -> None:
+    """It would be in the way of the next one's."""
+    peer = supervise(run, "a", "--run", "demo", command=trains())
+    peer.takes_steps(3)
+    script = peer.last("pid")
+    peer.kill(signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{script}").exists(), "it is gone", peer)
+    assert "and so was the `atoll run` that has started this script" in peer.text
 
 
 def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:

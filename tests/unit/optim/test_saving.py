@@ -7,18 +7,24 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.optim import DiLoCo, LocalSGD, Swarm
+from atoll.optim.model_io import ModelVector
+from atoll.optim.run_spec import RunSpec
 from atoll.optim.saved_values import apart, together
+from atoll.optim.saving import Trainer, load, save
 from atoll.optim.swarm import SwarmSession
 
 
@@ -224,6 +230,37 @@ def test_moments_keep_their_own_dtype(tmp_path: Path) -> None:
         assert inner.state[net.weight]["exp_avg_sq"].dtype is torch.bfloat16
 
     alone(work)
+
+
+def test_shards_are_saved_and_loaded_after_an_evaluation_too(tmp_path: Path) -> None:
+    """A forward pass without a backward pass leaves whole copies in the model."""
+    from torch.distributed.fsdp import fully_shard  # takes a second
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        net = fully_shard(nn.Linear(4, 6), mesh=mesh)
+        method: Any = SimpleNamespace(state_dict=dict, load_state_dict=lambda state: None)
+        parts = ModelVector(net), (adamw(net),), RunSpec(sync_every=4), object(), {}
+        trainer = Trainer(method, *parts)
+        own = {name: p.to_local().detach().clone() for name, p in net.named_parameters()}
+
+        def evaluate() -> None:
+            with torch.no_grad():
+                net(torch.zeros(1, 4))
+            assert not hasattr(net.weight, "to_local")
+
+        evaluate()
+        there = save(trainer, tmp_path)
+        saved = safetensors.torch.load_file(there / "model-0.safetensors")
+        assert {name: saved[f"parameter {name}"].tolist() for name in own} == {
+            name: rows.tolist() for name, rows in own.items()
+        }
+        evaluate()
+        assert load(trainer, tmp_path) == there
+        assert all(torch.equal(p.to_local(), own[name]) for name, p in net.named_parameters())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_other_objects_go_along(tmp_path: Path) -> None:

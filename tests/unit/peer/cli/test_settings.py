@@ -122,6 +122,16 @@ def test_every_option_of_every_daemon_is_a_key_and_a_variable(
         (folder / FILE).unlink()
 
 
+def test_without_a_command_the_options_of_all_that_start_a_peer_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of `atoll run` among them."""
+    (folder / FILE).write_text("grace-s = 20\n")
+    found = config(capsys)
+    assert {"witness", "expect", "restarts", "on-notice", "notice-url"} <= found.keys()
+    assert (found["grace-s"]["value"], found["grace-s"]["origin"]) == (20.0, "file")
+
+
 def test_an_option_of_another_command_is_left_to_it(
     folder: Path, started: list[DaemonOptions]
 ) -> None:

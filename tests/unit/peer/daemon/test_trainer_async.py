@@ -213,3 +213,32 @@ async def test_the_first_parameters_are_not_its_round_either(here: Site) -> None
     del here.own.begins[1]
     await again()
     assert here.weight == 1.0
+
+
+@pytest.mark.parametrize("what", ["missed", "reload"])
+def test_what_the_log_knows_of_is_not_submitted_again(what: str) -> None:
+    """It is in a round, or nobody can tell."""
+
+    async def body() -> None:
+        here = Site()
+        here.trainers.submit(1.0)
+        getattr(here.own, what)()
+        assert all(here.trainers.is_over(effect, is_logged=True) for effect in here.told)
+        await again()
+        assert here.weight is None
+        assert not here.own.attached
+        here.trainers.close()
+
+    asyncio.run(body())
+
+
+@site
+async def test_what_an_earlier_process_had_is_held_back_until_the_log_tells(here: Site) -> None:
+    said: list[bool | None] = [None, None, False]
+    here.trainers.submit(1.0, lambda: said.pop(0))
+    await again()
+    while said:
+        assert here.weight is None
+        assert not any(isinstance(event, ev.Submitted) for event in here.fed)
+        await again()
+    assert here.weight == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.ipc_server import IpcServer
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership import events as ev
+from atoll.peer.rounds.entries import STEP, EntryHead, EntryOrigin
 
 CLIENT = b"client"
 
@@ -95,3 +97,106 @@ def test_a_trainer_that_comes_and_goes_is_said_once_each(run: TinyRun) -> None:
         "trainer    process 4711 trains from now on",
         "trainer    process 4711 trains no more",
     ]
+
+
+# ------------------------------------------------------------ what counts once
+
+
+ME = b"p" * 32
+
+
+class Repeats:
+    """In place of what submits again in asynchronous runs: what it heard, and was given."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, bool]] = []
+        self.given: list[bool | None] = []
+
+    def is_over(self, effect: ev.TellTrainer, *, is_logged: bool) -> bool:
+        self.heard.append((effect.kind, is_logged))
+        return is_logged
+
+    def submit(self, weight: float, was_counted: Any) -> None:
+        self.given.append(was_counted())
+
+
+class Waiting:
+    """A trainer whose submission waits, and a log with heads of the rounds 6 to ``last``."""
+
+    def __init__(
+        self, run: TinyRun, mine: int, *, now: int, last: int, deltas: bool = True
+    ) -> None:
+        self.fed: list[ev.Event] = []
+        self.heard: list[dict[str, Any]] = []
+        self.trainers = service_of(run, self.fed)
+        self.follower: Any = self.trainers._node.follower
+        self.follower.round, self.follower.epoch, self.follower.submissions = now, 1, {}
+        self.trainers._node.me = SimpleNamespace(peer=ME)  # type: ignore[assignment]
+        heads = {
+            n: EntryHead(
+                n, STEP, 0, (EntryOrigin((ME if n == mine else b"o" * 32,), (1.0,)),), *3 * [b""]
+            )
+            for n in range(6, last + 1)
+        }
+        self.log = SimpleNamespace(head=heads.get, last=last)
+        self.trainers._executor.replica = SimpleNamespace(log=self.log)  # type: ignore[assignment]
+        self.trainers.ipc_server = cast(
+            IpcServer, SimpleNamespace(push=lambda *said: self.heard.append(said[2]))
+        )
+        spec = replace(run.spec, submits="deltas") if deltas else run.spec
+        region = Region("submission", run.manifest.elements)
+        self.trainer = AttachedTrainer(CLIENT, spec, run.manifest, 1, region=region, in_step=True)
+        self.trainers.trainer = self.trainer
+
+    def submit(self, since: int) -> None:
+        said = {"weight": 1.0, "fragment": 0, "call": 7, "epoch": 1, "since": since}
+        asyncio.run(self.trainers.handlers()["submit"](CLIENT, said))
+
+    def kinds(self) -> list[str]:
+        return [outcome["kind"] for outcome in self.heard]
+
+
+@pytest.mark.parametrize(
+    ("mine", "since", "kind", "is_logged"),
+    [(6, 5, "committed", True), (0, 5, "reload", False), (0, 4, "reload", True)],
+)
+@pytest.mark.parametrize("told", ["missed", "reload"])
+def test_an_asynchronous_run_repeats_only_what_the_log_shows_in_no_round(
+    run: TinyRun, told: str, mine: int, since: int, kind: str, is_logged: bool
+) -> None:
+    """Of round 5 nothing is known here."""
+    here = Waiting(run, mine, now=8, last=8)
+    repeats = here.trainer.submissions = cast(Any, Repeats())
+    here.trainer.awaiting[0], here.trainer.since[0] = 7, since
+    here.trainers.tell(ev.TellTrainer(told, 8, 1))
+    assert repeats.heard == [(kind if is_logged else told, is_logged)]
+    assert here.kinds() == ([kind] if is_logged else [])
+
+
+@pytest.mark.parametrize("deltas", [False, True])
+def test_what_may_be_in_a_round_that_is_not_logged_yet_is_not_submitted(
+    run: TinyRun, deltas: bool
+) -> None:
+    """Its trainer asks again a moment later, and no round reads it before."""
+    here = Waiting(run, 7, now=7, last=6, deltas=deltas)
+    here.submit(since=5)
+    assert (here.kinds(), here.fed) == (["missed"], [])
+    here = Waiting(run, 7, now=7, last=7, deltas=deltas)
+    here.submit(since=5)
+    assert (here.kinds(), here.fed) == (["committed"], [])
+    here = Waiting(run, 0, now=7, last=7, deltas=deltas)  # it is in none
+    here.submit(since=5)
+    assert (here.kinds(), len(here.fed)) == ([], 1)
+
+
+def test_what_may_be_in_a_round_that_is_not_logged_yet_waits_in_an_asynchronous_run(
+    run: TinyRun,
+) -> None:
+    here = Waiting(run, 7, now=7, last=6)
+    repeats = here.trainer.submissions = cast(Any, Repeats())
+    here.submit(since=5)
+    assert (repeats.given, here.kinds()) == ([None], [])
+    here = Waiting(run, 7, now=7, last=7)
+    here.trainer.submissions = repeats
+    here.submit(since=5)
+    assert (repeats.given, here.kinds()) == ([None], ["committed"])

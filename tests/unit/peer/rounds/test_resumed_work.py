@@ -8,7 +8,7 @@ import pytest
 
 from atoll.peer.membership.view import short
 from atoll.peer.rounds.entries import GATHER, STEP, EntryHead, EntryOrigin
-from atoll.peer.rounds.resumed_work import Fate, fate_of, fate_of_missed, why_not_on
+from atoll.peer.rounds.resumed_work import Fate, fate_of, why_not_on
 
 ME, OTHER = b"m" * 32, b"o" * 32
 
@@ -70,19 +70,18 @@ def test_a_chunk_that_a_retry_has_kept_counts() -> None:
 def test_where_entries_are_missing_nobody_can_tell() -> None:
     log = log_of(head(5, OTHER))
     assert fate_of(log, ME, 0, 3, 5).kind == "reload"  # round 4 is not here any more
-    assert fate_of(log, ME, 0, 4, 6).kind == "reload"  # round 6 is not in the log yet
     assert fate_of(log, ME, 0, 4, 5).kind == "again"
     assert fate_of(log_of(), ME, 0, 7, 7).kind == "again"  # nothing has happened since
 
 
-def test_what_was_not_waited_for_is_submitted_again_only_if_it_is_in_no_round() -> None:
+def test_of_a_round_that_is_not_in_the_log_yet_nothing_is_said() -> None:
     log = log_of(head(4, OTHER), head(5, ME, OTHER))
-    assert fate_of_missed(log, ME, 0, 3, 4).kind == "again"
-    assert fate_of_missed(log, ME, 0, 4, 5).kind == "committed"
-    assert fate_of_missed(log, ME, 0, 5, 6).kind == "again"  # of which no result is known yet
+    assert fate_of(log, ME, 0, 3, 4).kind == "again"
+    assert fate_of(log, ME, 0, 4, 5).kind == "committed"
+    assert fate_of(log, ME, 0, 5, 6).kind == "again"  # of which no result is known yet
     loaded = Log(before=5)  # in one piece
-    assert fate_of_missed(loaded, ME, 0, 4, 5).kind == "reload"
-    assert fate_of_missed(loaded, ME, 0, 5, 6).kind == "again"
+    assert fate_of(loaded, ME, 0, 4, 5).kind == "reload"
+    assert fate_of(loaded, ME, 0, 5, 6).kind == "again"
 
 
 @pytest.mark.parametrize(
