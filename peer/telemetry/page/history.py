@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.telemetry.event_file import LINE_BYTES_MAX, files_of
-from atoll.peer.telemetry.page.findings import who_is_slow
+from atoll.peer.telemetry.findings import last_of, who_is_slow
 
 LEVELS = ((5.0, 720), (60.0, 1440), (900.0, 672))  # width_s, buckets kept: an hour, a day, a week
 PEERS_KEPT = 64  # each takes 0.5 MB when all levels are full; the least heard goes first
@@ -151,7 +151,7 @@ class History:
                 "newest_unix_s": self._newest_s,
                 "purposes": list(PURPOSES),
                 "series": self._series(since_unix_s, min(points, POINTS_MAX)) if points else None,
-                "rounds": rounds,
+                "rounds": {name: _with_last(name, rounds) for name in names},
                 "last": {name: self._peers[name].last for name in names},
                 "links": links,
                 "totals": {
@@ -313,6 +313,14 @@ SHOWN_OF_ROUNDS = (
     "tokens",
     "steps",
 )
+
+
+def _with_last(peer: str, rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a peer's rounds, each with who of those that it has waited for was the last."""
+    return [
+        row | {"late": last_of(row, peer, rounds)} if row.get("waited_for") else row
+        for row in rounds[peer]
+    ]
 
 
 def _figures(row: dict[str, Any]) -> list[float]:

@@ -104,13 +104,6 @@ function grown(peer, name) {
   return (last[name] - first[name]) / (last.unix_s - first.unix_s);
 }
 
-// Who of those that a row names was the last: whoever that was has waited least (findings.py).
-function lastOf(peer, row) {
-  const waited = (name) => state.history.rounds[name]?.find((other) => other.last === row.last)?.wait_s ?? 0;
-  const others = (row.waited_for ?? []).filter((name) => name !== peer);
-  return others.sort((a, b) => waited(a) - waited(b))[0] ?? "";
-}
-
 const tokensPerSecond = () => present().reduce((sum, peer) => sum + grown(peer, "tokens"), 0);
 const tokensSoFar = () => Object.values(state.history?.totals ?? {}).reduce((sum, t) => sum + t.tokens, 0);
 
@@ -182,7 +175,7 @@ function showPeers() {
   const rows = names.map((peer) => {
     const found = rowsOf(peer), last = history.last[peer] ?? {}, member = members.get(peer);
     const took = mean(found, "took_s"), share = (name) => (took ? `${duration(mean(found, name))} (${Math.round((100 * mean(found, name)) / took)} %)` : "–");
-    const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => lastOf(peer, row)).filter(Boolean))];
+    const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => row.late).filter(Boolean))];
     const reach = member?.outbound ? ", outbound" : "";
     const role = member ? (member.coordinator ? "coordinator" : member.role) + reach : isGone(peer) || status ? "gone" : last.phase ?? "";
     const steps = grown(peer, "steps");
@@ -205,7 +198,7 @@ function showPeers() {
 
 function describeRound(peer, row) {
   const which = row.first === row.last ? `round ${row.last}` : `rounds ${row.first} to ${row.last}`;
-  const wait = row.wait_s ? `, waited ${duration(row.wait_s)}${row.waited_for ? ` for ${lastOf(peer, row)}` : ""}` : "";
+  const wait = row.wait_s ? `, waited ${duration(row.wait_s)}${row.late ? ` for ${row.late}` : ""}` : "";
   const again = row.attempts > 1 ? `, ${row.attempts} attempts` : "";
   return `${peer}, ${which} at ${full(row.unix_s)}: ${duration(row.took_s)}, trained ${duration(row.compute_s ?? 0)}${wait}, exchanged ${duration(row.exchange_s ?? 0)}${again}`;
 }
@@ -218,7 +211,7 @@ function showRounds() {
   table("rounds", ["Round", "Peer", "At", ">Training", ">Waiting", "for", ">Exchange", ">Attempts"], rows.map(({ peer, row }) => ({
     cells: [
       row.first === row.last ? `${row.last}` : `${row.first} to ${row.last}`, peer, full(row.unix_s), duration(row.compute_s ?? 0),
-      duration(row.wait_s ?? 0), lastOf(peer, row), duration(row.exchange_s ?? 0), `${row.attempts ?? 1}`,
+      duration(row.wait_s ?? 0), row.late ?? "", duration(row.exchange_s ?? 0), `${row.attempts ?? 1}`,
     ],
   })));
 }
