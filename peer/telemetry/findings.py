@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from atoll.collectives.units import count, duration, rate
 
 ROUNDS_JUDGED = 20  # the last ones: enough that one late round is no verdict
+PRESENT_MIN_S = 60.0  # rows of large views come that rarely (reporter.py), and clocks differ
 WAIT_SHARE_MIN = 0.05  # of a round: less than that nobody would want to mend
 EXCHANGE_SHARE_MIN = 0.5  # of a round: from there on links decide how fast the run is
 LONGER = 1.2  # times what the others have: what is less is noise
@@ -55,6 +56,21 @@ def who_is_slow(rows: Rows, links: Links) -> Slowness:
             )
             return Slowness(peer, share, text)
     return Slowness("", 0.0, _nobody(training, took_s, links))
+
+
+def present(rows: Rows) -> Rows:
+    """Return the rows of whoever has sent one lately; ``rows``: who was heard last is the last.
+
+    That is within ROUNDS_JUDGED rows of the usual length of the last one that came, whatever round
+    it is of: round numbers go back with a checkpoint or a rollback, times do not.
+    """
+    known = {peer: found for peer, found in rows.items() if found}
+    if not known:
+        return {}
+    usual_s = median(float(row["took_s"]) for found in known.values() for row in found)
+    lately_s = max(PRESENT_MIN_S, ROUNDS_JUDGED * usual_s)
+    now_s = float(next(reversed(known.values()))[-1]["unix_s"])
+    return {p: found for p, found in known.items() if abs(now_s - found[-1]["unix_s"]) <= lately_s}
 
 
 def trains(rows: Sequence[Mapping[str, Any]]) -> bool:

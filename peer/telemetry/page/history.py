@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.telemetry.event_file import LINE_BYTES_MAX, files_of
-from atoll.peer.telemetry.findings import last_of, who_is_slow
+from atoll.peer.telemetry.findings import last_of, present, who_is_slow
 
 LEVELS = ((5.0, 720), (60.0, 1440), (900.0, 672))  # width_s, buckets kept: an hour, a day, a week
 PEERS_KEPT = 64  # each takes 0.5 MB when all levels are full; the least heard goes first
@@ -145,13 +145,16 @@ class History:
             names = sorted(self._peers)
             rounds = {name: list(self._peers[name].rounds) for name in names}
             links = {name: self._peers[name].links for name in names}
-            finding = who_is_slow(rounds, links)
+            # Rows of whoever has gone stay; they say nothing about the run of now.
+            here = present({name: rounds[name] for name in self._peers})
+            finding = who_is_slow(here, links)
             return {
                 "oldest_unix_s": self._oldest_s,
                 "newest_unix_s": self._newest_s,
                 "purposes": list(PURPOSES),
                 "series": self._series(since_unix_s, min(points, POINTS_MAX)) if points else None,
                 "rounds": {name: _with_last(name, rounds) for name in names},
+                "present": sorted(here),
                 "last": {name: self._peers[name].last for name in names},
                 "links": links,
                 "totals": {

@@ -83,11 +83,13 @@ const rowsOf = (peer) => (state.history?.rounds[peer] ?? []).slice(-ROUNDS_JUDGE
 const roundsIn = (rows) => rows.reduce((sum, row) => sum + row.last - row.first + 1, 0);
 const mean = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0) / Math.max(1, roundsIn(rows));
 const peersKnown = () => Object.keys(state.history?.rounds ?? {});
-const newestRound = () => Math.max(0, ...peersKnown().map((peer) => rowsOf(peer).at(-1)?.last ?? 0));
-// Of a recorded run nobody says who is a member, so whoever had a part in it lately is.
+const newestRound = () => Math.max(0, ...present().map((peer) => rowsOf(peer).at(-1)?.last ?? 0));
+// Who has sent a row lately (findings.py), and is in the view. Of a recorded run nobody says who is, and
+// a daemon that is in no view does not know.
 function isGone(peer) {
-  const is_member = !state.status || state.status.members.some((member) => member.peer === peer);
-  return (rowsOf(peer).at(-1)?.last ?? 0) <= newestRound() - (is_member ? ROUNDS_JUDGED : 3);
+  const members = state.status?.members ?? [];
+  const is_member = !members.length || members.some((member) => member.peer === peer);
+  return !is_member || !state.history.present.includes(peer);
 }
 const present = () => peersKnown().filter((peer) => !isGone(peer));
 

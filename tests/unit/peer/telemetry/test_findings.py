@@ -8,7 +8,7 @@ import pytest
 from harness import telemetry_samples
 from harness.telemetry_samples import NAMES, SLOW
 
-from atoll.peer.telemetry.findings import last_of, who_is_slow
+from atoll.peer.telemetry.findings import last_of, present, who_is_slow
 
 BEGUN_S = 1_700_000_000.0
 
@@ -49,11 +49,25 @@ def test_who_is_late_without_training_longer_is_told_apart() -> None:
     )
 
 
-def test_who_has_gone_is_no_longer_slow() -> None:
-    waited = [row("a", n, BEGUN_S + n, wait_s=3.0, waited_for=["c"]) for n in range(1, 20)]
-    later = [row("a", n, BEGUN_S + n, compute_s=4.0) for n in range(20, 60)]
-    finding = who_is_slow({"a": [*waited, *later], "c": waited}, {})
-    assert finding.peer == ""
+def test_who_has_gone_is_no_longer_present_whatever_its_rounds_were() -> None:
+    """After a checkpoint was gone back to, the rounds of those that are gone are the highest."""
+    before = [row("c", n, BEGUN_S + 5 * n) for n in range(900, 920)]
+    later = [row("a", n, BEGUN_S + 5 * 920 + 5 * n) for n in range(1, 40)]
+    assert set(present({"a": later[:10], "c": before})) == {"a", "c"}
+    assert set(present({"c": before, "a": later})) == {"a"}
+    # One round that nobody reaches, or a time that was ahead, makes nobody gone but its own peer.
+    mad = [row("x", 2**60, BEGUN_S + 5 * 959)]
+    ahead = [row("y", 1, BEGUN_S + 86400)]
+    assert set(present({"y": ahead, "x": mad, "a": later})) == {"a", "x"}
+    assert present({}) == {}
+
+
+def test_rounds_of_hours_do_not_make_peers_gone() -> None:
+    found = {
+        name: [row(name, n, BEGUN_S + 3600 * n, took_s=3600.0) for n in range(1, 9 - k)]
+        for k, name in enumerate("ab")
+    }
+    assert set(present(dict(reversed(found.items())))) == {"a", "b"}
 
 
 def test_of_several_that_were_late_the_last_one_is_blamed() -> None:

@@ -179,3 +179,21 @@ def test_a_long_history_names_its_slow_peer(tmp_path: Path, look: Look) -> None:
     assert texts(look(), kinds={"link"}) == [
         f"connection to {names[2]} ended: the other side is gone"
     ]
+
+
+def test_after_going_back_to_a_checkpoint_the_living_are_present(
+    tmp_path: Path, look: Look
+) -> None:
+    file, history = opened(tmp_path), look()
+    for number in range(900, 920):
+        for peer in "ac":
+            file.append(row(peer, number, BEGUN_S + 5 * number))
+    for number in range(500, 540):
+        moment = BEGUN_S + 5 * (number + 420)
+        file.append(row("a", number, moment, counted=True, wait_s=1.0, waited_for=["b", "a"]))
+        file.append(row("b", number, moment, counted=True))
+    file.close()
+    found = history.summary(0.0, 0)
+    assert found["present"] == ["a", "b"]
+    assert found["slow"]["peer"] == "b"
+    assert found["rounds"]["a"][-1]["late"] == "b"
