@@ -3,9 +3,9 @@
 Who may see it. On loopback everybody on this machine, and no page of another site: a request whose
 Host names anything but this machine is refused, which is what a site has that lets its own name
 lead to 127.0.0.1 (DNS rebinding). Elsewhere only who has the token, a random one that is kept in
-the home: it is in the URL that the daemon prints, moves from there into a cookie, so that it stays
-in no history of a browser, and whoever scrapes sends it as ``Authorization: Bearer``. Without it
-every answer is the same, whatever was asked for.
+the home: it is in the URL that the daemon prints on a terminal, moves from there into a cookie, so
+that it stays in no history of a browser, and whoever scrapes sends it as ``Authorization: Bearer``.
+Without it every answer is the same, whatever was asked for.
 
 What it may cost. So many connections at a time, each with one request, of bounded size and time;
 what asks the daemon is answered from memory for a second.
