@@ -67,7 +67,7 @@ def present(rows: Rows) -> Rows:
     known = {peer: found for peer, found in rows.items() if found}
     if not known:
         return {}
-    usual_s = median(float(row["took_s"]) for found in known.values() for row in found)
+    usual_s = median(float(row.get("took_s", 0.0)) for found in known.values() for row in found)
     lately_s = max(PRESENT_MIN_S, ROUNDS_JUDGED * usual_s)
     now_s = float(next(reversed(known.values()))[-1]["unix_s"])
     return {p: found for p, found in known.items() if abs(now_s - found[-1]["unix_s"]) <= lately_s}

@@ -249,16 +249,21 @@ class History:
             self._file, self._rest = following, b""
 
     def _next_file(self) -> BinaryIO | None:
-        """Open the file after the one that is read; the oldest there is if that one is gone."""
+        """Open the file after the one that is read; the oldest there is if that one is gone.
+
+        Files may be renamed meanwhile; what is not seen for that reason, the next look finds.
+        """
         files = files_of(self._path)
-        if self._file is not None:
-            own = os.fstat(self._file.fileno())
-            same = [os.path.samestat(own, file.stat()) for file in files]
-            files = files[same.index(True) + 1 :] if True in same else files
         try:
+            if self._file is not None:
+                own = os.fstat(self._file.fileno())
+                same = [os.path.samestat(own, file.stat()) for file in files]
+                if True not in same and own.st_nlink > 0:
+                    return None  # it is there, and has another name by now
+                files = files[same.index(True) + 1 :] if True in same else files
             return files[0].open("rb") if files else None
         except FileNotFoundError:
-            return None  # it was renamed just now: the next look finds it
+            return None
 
     def _add_event(self, kind: str, moment: float, line: bytes) -> None:
         self._own_s = moment
@@ -272,7 +277,8 @@ class History:
 
     def _add_row(self, row: dict[str, Any], moment: float) -> None:
         if self._own_s and abs(moment - self._own_s) > SKEW_MAX_S:
-            moment = row["unix_s"] = self._own_s
+            moment = self._own_s
+        row["unix_s"] = moment
         name = str(row["peer"])
         peer = self._peers.pop(name, None) or _Peer()
         self._peers[name] = peer  # the last that was heard is the last to be forgotten
@@ -296,8 +302,14 @@ class History:
         peer.last = row
 
     def _note_time(self, moment: float) -> None:
+        """Note how far the history goes: no further than the last event of this daemon and rows.
+
+        So it comes back where a clock was ahead and is right again.
+        """
         self._oldest_s = min(self._oldest_s, moment) if self._oldest_s else moment
         self._newest_s = max(self._newest_s, moment)
+        if self._own_s:
+            self._newest_s = min(self._newest_s, self._own_s + SKEW_MAX_S)
 
 
 SHOWN_OF_ROUNDS = (

@@ -72,6 +72,47 @@ def test_what_is_appended_is_seen_at_the_next_look_also_after_a_rotation(
     assert 20 < len(later) < 300
 
 
+def test_a_look_between_two_renames_counts_nothing_twice(
+    tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that is read has a name that was passed by already, or is renamed on the way."""
+    file, history = opened(tmp_path), look()
+    for number in range(3):
+        file.append(row("a", number, BEGUN_S + number))
+        file._rotate()
+    file.append(row("a", 3, BEGUN_S + 3))
+
+    def rounds() -> list[int]:
+        return [found["last"] for found in history.summary(0.0, 0)["rounds"]["a"]]
+
+    assert rounds() == [0, 1, 2, 3]
+    with monkeypatch.context() as meanwhile:
+        for seen in (lambda found: found[:-1], lambda found: [tmp_path / "gone", *found]):
+            meanwhile.setattr(
+                history_module, "files_of", lambda path, seen=seen: seen(event_file.files_of(path))
+            )
+            assert rounds() == [0, 1, 2, 3]
+    file.append(row("a", 4, BEGUN_S + 4))
+    file._rotate()
+    file.append(row("a", 5, BEGUN_S + 5))
+    file.close()
+    assert rounds() == [0, 1, 2, 3, 4, 5]
+    assert history.summary(0.0, 0)["totals"]["a"]["sent"][0] == 600
+
+
+def test_a_clock_that_was_ahead_does_not_stay_the_newest_time(tmp_path: Path, look: Look) -> None:
+    file, history = opened(tmp_path), look()
+    file.append(event(BEGUN_S + 86400))
+    assert history.summary(0.0, 0)["newest_unix_s"] == BEGUN_S + 86400
+    for number in range(10):
+        file.append(event(BEGUN_S + number))
+        file.append(row("a", number, BEGUN_S + number, loss=2.0))
+    file.close()
+    found = history.summary(BEGUN_S, 100)
+    assert found["newest_unix_s"] == pytest.approx(BEGUN_S + 9, abs=history_module.SKEW_MAX_S)
+    assert 2.0 in found["series"]["peers"]["a"]["loss"]
+
+
 def test_half_a_line_waits_and_what_is_no_event_is_passed_over(tmp_path: Path, look: Look) -> None:
     path, history = tmp_path / EVENTS_FILE, look()
     line = json.dumps(event(BEGUN_S, text="whole")).encode()
