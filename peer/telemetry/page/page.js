@@ -8,7 +8,10 @@ const SHOWN_EVENTS = 200, ROUNDS_JUDGED = 20, OWN_STYLES = 24;
 const HISTORY_KINDS = ["fork", "met", "rollback", "yield", "banned", "revoked", "equivocation", "forged", "diverged"];
 
 const at = (id) => document.getElementById(id);
-const state = { status: null, history: null, recorded: false, chosen: new Set(), kinds: new Set(), limit: SHOWN_EVENTS, series_ms: 0, events: [] };
+const state = { status: null, history: null, recorded: false, chosen: new Set(), kinds: new Set(), limit: SHOWN_EVENTS, series_ms: 0, events: [], ahead_s: 0 };
+
+// The time by the daemon's clock, whose times all others here are: that of a browser may be wrong.
+const daemonNow = () => Date.now() / 1000 + state.ahead_s;
 
 // ---------------------------------------------------------------- words and numbers
 
@@ -34,7 +37,7 @@ function duration(s) {
 }
 
 function full(unix_s) {
-  const day = new Date(unix_s * 1000).toDateString() === new Date().toDateString();
+  const day = new Date(unix_s * 1000).toDateString() === new Date(daemonNow() * 1000).toDateString();
   return (day ? "" : `${new Date(unix_s * 1000).toLocaleDateString([], { month: "short", day: "numeric" })} `) + clock(unix_s);
 }
 
@@ -115,7 +118,7 @@ function eta(kind, goal) {
   if (now >= goal) return `reached: ${compact(now)} so far`;
   if (!per_s) return kind === "tokens" ? "no trainer has reported tokens lately" : "no round yet";
   const left_s = (goal - now) / per_s;
-  const when = state.recorded ? "" : ` at ${full(Date.now() / 1000 + left_s)}`;
+  const when = state.recorded ? "" : ` at ${full(daemonNow() + left_s)}`;
   return `in ${duration(left_s)}${when}, at ${kind === "round" ? `${duration(1 / per_s)} per round` : `${compact(per_s)} tokens per second`}`;
 }
 
@@ -276,7 +279,7 @@ function showBytes(series) {
   const sent = totals.reduce((a, b) => a + b, 0), per = history.all_reduce_bytes_per_parameter;
   const since = `since ${full(history.oldest_unix_s)}`;
   let text = `All have sent ${size(sent)} ${since}.`;
-  if (per === null) text += " No trainer reports its steps (session.report(steps=...)), so this cannot be compared with an all-reduce at every step.";
+  if (per === null) text += " No trainer reports its steps (a method's rounds do; a bare session: session.report(steps=...)), so this cannot be compared with an all-reduce at every step.";
   else if (!status?.parameters) text += " How large the model is, is not recorded, so this cannot be compared with an all-reduce at every step.";
   else if (per) text += ` An all-reduce of float32 gradients at every step would have sent ${size(per * status.parameters)}, ${number((per * status.parameters) / Math.max(1, sent))} times as much.`;
   set("all-reduce", text);
@@ -363,14 +366,14 @@ async function ask(path) {
 }
 
 async function fetchStatus() {
-  const { status, recorded } = await ask("api/status");
-  Object.assign(state, { status, recorded });
+  const { status, recorded, now_unix_s } = await ask("api/status");
+  Object.assign(state, { status, recorded, ahead_s: now_unix_s - Date.now() / 1000 });
   showStatus();
 }
 
 async function fetchHistory() {
   const span = Number(at("since").value), points = Math.min(400, Math.max(120, Math.floor(innerWidth / 4)));
-  const end = state.recorded ? state.history?.newest_unix_s ?? 0 : Date.now() / 1000;
+  const end = state.recorded ? state.history?.newest_unix_s ?? 0 : daemonNow();
   // The series are most of the bytes, and change slowly.
   const wanted = !state.history?.series || Date.now() - state.series_ms > SERIES_EVERY_MS;
   const history = await ask(`api/history?since=${span && end ? Math.max(0, end - span) : 0}&points=${wanted ? points : 0}`);
@@ -384,7 +387,7 @@ async function fetchHistory() {
 async function safely(work) {
   try {
     await work();
-    set("link-state", state.recorded ? "recorded" : `live, ${clock(Date.now() / 1000)}`);
+    set("link-state", state.recorded ? "recorded" : `live, ${clock(daemonNow())}`);
   } catch (error) {
     set("link-state", `no answer from the daemon: ${error.message}`);
   }
