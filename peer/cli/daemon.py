@@ -433,12 +433,19 @@ def _show(page: PageServer, daemon: Daemon, log: _Log) -> None:
     parts, loop = daemon.parts, asyncio.get_running_loop()
     rows = asked_in_loop(loop, lambda: parts.rows.table.told(1))
     page.start(asked_in_loop(loop, lambda: snapshot(parts)), rows)
-    options = parts.options
-    # The token is for a terminal: not for the log of events, which the page itself shows, nor for
-    # the log of a service.
-    where = page.url(options.advertise, with_token=not options.secret_given)
-    hidden = f" (its token is in {page.token_path})" if page.token and options.secret_given else ""
-    log.say(f"  page: {where}{hidden}")
+    log.say(_where_page_is(page, parts.options.advertise, with_token=log.is_for_a_terminal))
+
+
+def _where_page_is(page: PageServer, advertise: str, *, with_token: bool) -> str:
+    """Return the line that says where a page is.
+
+    The token is for a terminal: not for the log of events, which the page itself shows, nor for the
+    log of a service, which others may read.
+    """
+    has_port = ":" in advertise.rpartition("]")[2]  # that of the daemon
+    where = page.url(advertise.rpartition(":")[0] if has_port else advertise, with_token=with_token)
+    hidden = f" (its token is in {page.token_path})" if page.token and not with_token else ""
+    return f"  page: {where}{hidden}"
 
 
 async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, log: _Log) -> int:
@@ -605,6 +612,11 @@ class _Log:
         except OSError as error:
             what = f"--log {path} cannot be written: {error.strerror or error}"
             raise ConfigError(what, fix="choose another file, in a folder that is there") from error
+
+    @property
+    def is_for_a_terminal(self) -> bool:
+        """Return whether what is said stands on a terminal, and in no file."""
+        return self._file is None and sys.stdout.isatty()
 
     def say(self, line: str) -> None:
         if self._held is not None:

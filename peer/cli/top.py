@@ -11,11 +11,11 @@ import time
 import tty
 from collections.abc import Iterator
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from atoll.collectives.errors import NoDaemonError
+from atoll.collectives.errors import AtollError
 from atoll.peer.client.ipc_client import ask
 from atoll.peer.telemetry.overview import ROWS_ASKED, Overview, RunGoal, overview
 from atoll.peer.telemetry.top_screen import plain_screen, screen
@@ -38,11 +38,19 @@ def show_live(home: str | None, goal: RunGoal) -> int:
     with _keys_at_once(), Live(console=console, screen=True, auto_refresh=False) as live:
         live.update(screen(shown, keys=True), refresh=True)
         while _key(LOOK_S) not in QUIT_KEYS:
-            try:
-                live.update(screen(_look(home, goal), keys=True), refresh=True)
-            except NoDaemonError as error:  # it may be started again
-                live.update(Text(f"{error}\nq: quit"), refresh=True)
+            live.update(_drawn(home, goal), refresh=True)
     return 0
+
+
+def _drawn(home: str | None, goal: RunGoal) -> RenderableType:
+    """Return what is shown at this look: the run, or why it cannot be seen now.
+
+    A daemon that has gone may be started again, and an answer that is too large may get smaller.
+    """
+    try:
+        return screen(_look(home, goal), keys=True)
+    except AtollError as error:
+        return Text(f"{error}\nq: quit")
 
 
 def _look(home: str | None, goal: RunGoal) -> Overview:

@@ -16,7 +16,6 @@ from atoll.peer.net.identity import default_home
 TAIL: Final = 10  # events that `--follow` shows first, as `tail -f` does
 OVERLAP_S: Final = 2.0  # what is appended meanwhile is read twice, and shown once
 TRACE_ROUNDS: Final = 20
-STATUS_WIDTH: Final = 80  # of `atoll top --once` into a file
 
 
 def add_view_verbs(verbs: Any) -> tuple[argparse.ArgumentParser, ...]:

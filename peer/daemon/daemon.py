@@ -598,6 +598,10 @@ class Daemon:
     def predicted_s(self) -> float:
         return self.parts.planner.predicted_s
 
+    def last_round(self) -> int | None:
+        own = self.node.follower
+        return None if self.node.view is None or own.is_behind else own.round
+
     def sent_for_rounds_bytes(self) -> int:
         return self.host.counts.sent[byte_counts.ROUNDS]
 

@@ -265,6 +265,9 @@ class RowsPort(Messenger, Protocol):
     def predicted_s(self) -> float:
         """Return what the plan has promised for the next exchange, in seconds; 0: nothing."""
 
+    def last_round(self) -> int | None:
+        """Return the run's last round; None while this peer is behind, and does not know."""
+
 
 class DaemonPort(
     CheckpointPort,

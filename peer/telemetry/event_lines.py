@@ -16,7 +16,6 @@ KIND_CHARACTERS = 10
 SHOWN_MIN_S = 0.05  # what is less would be shown as nothing
 AGO = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-DAY_S = 86400.0
 CLOCKS = ("%H:%M", "%H:%M:%S")
 DATES = ("%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%d")
 

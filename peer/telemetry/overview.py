@@ -10,15 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
-from atoll.collectives.units import duration, listed, rate
+from atoll.collectives.units import duration, listed
+from atoll.peer.telemetry.findings import ROUNDS_JUDGED, trains, who_is_slow
 
-ROWS_ASKED = 16  # of each peer: what is shown is their mean, and they are what is recent
-WAIT_MIN_SHARE = 0.05  # of the time: less is nobody's fault
-SLOWER_MIN = 1.2  # times the others: what is less explains nothing
-SLOWEST_NAMED_MAX = 3
+ROWS_ASKED = ROUNDS_JUDGED  # of each peer: what is shown is their mean, and they are what is recent
 
 Row = dict[str, Any]
 
@@ -84,7 +82,7 @@ def overview(
     return Overview(
         title=_title(status, now_unix_s),
         peers=lines,
-        slow=who_is_slow(present),
+        slow=who_is_slow(present, {}).text,
         now=status["waiting"],
         predicted=_predicted(present.get(status["coordinator"], [])),
         plan=status["layout"],
@@ -114,7 +112,7 @@ def _line(member: dict[str, Any], rows: Sequence[Row], status: dict[str, Any], H
         number = member.get("round")
         return PeerLine(member["peer"], role, reach, number, error=_own_error(status, you=you))
     last, took_s = rows[-1], sum(_of(row, "took_s") for row in rows)
-    took_s = took_s if _trains(rows) else 0.0  # it waits for nobody: it has no trainer
+    took_s = took_s if trains(rows) else 0.0  # it waits for nobody: it has no trainer
     shares = [
         sum(_of(row, f"{what}_s") for row in rows) / took_s if took_s else None
         for what in ("compute", "exchange", "wait")
@@ -165,75 +163,6 @@ def _steps_per_s(rows: Sequence[Row], per_round: int) -> float | None:
         return float(rows[-1]["steps"] - rows[0]["steps"]) / span_s
     counted = sum(row["last"] - row["first"] + 1 for row in rows[1:] if row.get("counted"))
     return counted * per_round / span_s if per_round else None
-
-
-# ---------------------------------------------------------------- who is slow
-
-
-def who_is_slow(rows: dict[str, list[Row]]) -> str:
-    """Say in one sentence for whom the others have waited, and why; the same at every peer."""
-    training = [each for each in rows.values() if _trains(each)]
-    took_s = sum(_of(row, "took_s") for each in training for row in each)
-    if not took_s:
-        return "no round with a trainer was committed yet"
-    blamed: dict[str, float] = {}
-    waiters: dict[str, set[str]] = {}
-    for peer, each in rows.items():
-        for row in each if _trains(each) else ():
-            for late in row.get("waited_for", ()):
-                blamed[late] = blamed.get(late, 0.0) + _of(row, "wait_s") / len(row["waited_for"])
-                waiters.setdefault(late, set()).add(peer)
-    worst = max(sorted(blamed), key=lambda peer: blamed[peer], default="")
-    if not worst or blamed[worst] < WAIT_MIN_SHARE * took_s:
-        compute, exchange = (
-            sum(_of(row, f"{what}_s") for each in training for row in each) / took_s
-            for what in ("compute", "exchange")
-        )
-        return (
-            f"nobody is waited for: training takes {compute:.0%} of the time, exchange"
-            f" {exchange:.0%}"
-        )
-    names = sorted(waiters[worst] - {worst})
-    rounds = max(_rounds(rows[peer]) for peer in names or rows)
-    who = listed(names) if len(names) <= SLOWEST_NAMED_MAX else f"{len(names)} peers"
-    waits = "waits" if len(names) == 1 else "wait"
-    each_s = blamed[worst] / max(1, len(names)) / max(1, rounds)
-    return f"{who} {waits} for {worst}, {duration(each_s)} in each round: {_why(worst, rows)}"
-
-
-def _trains(rows: Sequence[Row]) -> bool:
-    return any(row.get("counted") for row in rows)
-
-
-def _rounds(rows: Sequence[Row]) -> int:
-    return sum(row["last"] - row["first"] + 1 for row in rows)
-
-
-def _why(worst: str, rows: dict[str, list[Row]]) -> str:
-    """Say what is slow about a peer, compared with the others."""
-    own = rows.get(worst, [])
-    others = [each for peer, each in rows.items() if peer != worst and _trains(each)]
-    if not own:
-        return "it has told nothing of any round"
-    if not own[-1].get("counted"):
-        number = max((row["last"] for row in own if row.get("counted")), default=0)
-        since = f" since round {number}" if number else ""
-        return f"its training has been in no round{since}"
-    takes_s, usual_s = _each_s(own, "compute_s"), _middle(others, "compute_s")
-    if takes_s > SLOWER_MIN * usual_s:
-        return f"its training takes {duration(takes_s)}, that of the others {duration(usual_s)}"
-    up, usual_up = _of(own[-1], "up"), median([_of(each[-1], "up") for each in others] or [0.0])
-    if 0 < SLOWER_MIN * up < usual_up:
-        return f"its links carry {rate(up)} up, those of the others {rate(usual_up)}"
-    return "it is late now and then, and no slower in the mean"
-
-
-def _each_s(rows: Sequence[Row], name: str) -> float:
-    return sum(_of(row, name) for row in rows) / max(1, _rounds(rows))
-
-
-def _middle(others: Sequence[Sequence[Row]], name: str) -> float:
-    return median([_each_s(each, name) for each in others] or [0.0])
 
 
 # ---------------------------------------------------------------- what was promised, and the end

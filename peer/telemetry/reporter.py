@@ -26,6 +26,9 @@ from atoll.peer.telemetry.rows import (
 
 # In a view of more members than that, each sends fewer, so that nobody hears more.
 ROWS_PER_S = 20
+# By which a row may be ahead of this peer, whose own commit is a moment late: beyond it is
+# nonsense, and would stand as the newest round wherever rounds are compared.
+ROUNDS_AHEAD_MAX = 10_000
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -88,7 +91,13 @@ class RowReporter:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._report)
 
     def on_message(self, peer: bytes, row: RoundRow) -> None:
-        """Take the row of another peer, whose text is made fit for terminals."""
+        """Take the row of another peer, whose text is made fit for terminals.
+
+        One of a round that is far ahead of the run is dropped.
+        """
+        newest = self._daemon.last_round()
+        if newest is not None and row.last > newest + ROUNDS_AHEAD_MAX:
+            return
         phase, error = plain(row.phase), plain(row.error)
         is_clean = (phase, error) == (row.phase, row.error)
         clean = row if is_clean else replace(row, phase=phase, error=error)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from atoll.peer.membership.view import MEMBERS_MAX, short
@@ -28,7 +28,7 @@ ROW_EVERY_S = 1.0  # some rounds take milliseconds; a person reads no more than 
 LINKS_EVERY_S = 30.0  # between two rows that tell of links, which change slowly and take most bytes
 WAITED_FOR_MAX = 4  # peers that a row names; the page has room for no more
 TEXT_CHARACTERS_MAX = 160
-ROWS_TOLD_MAX = 1000  # in one answer, which has to fit into a local message of 1 MiB
+ROWS_TOLD_MAX = 800  # in one answer, which has to fit into a local message of 1 MiB
 ROWS_KEPT = 60  # of each peer in memory, for `atoll top`; the file has the rest
 PEERS_KEPT = 2 * MEMBERS_MAX  # of whom there are rows: the members, and some that have gone
 FIGURE_MAX = 1e18  # a time in seconds, a count of bytes: beyond it is nonsense, and NaN is beyond
@@ -175,7 +175,7 @@ class RoundTimes:
 
 
 Waiting = tuple[tuple[bytes, ...], float]  # for whom, and since how many seconds
-Phase = tuple[int, bool]  # where a peer is: its last round, and whether the next one is exchanged
+RoundPhase = tuple[int, bool]  # a peer's last round, and whether the next one is exchanged
 
 
 class RoundClock:
@@ -189,10 +189,10 @@ class RoundClock:
         self._ended_s: float | None = None
         self._late: tuple[bytes, ...] = ()
         self.said: Waiting = ((), 0.0)
-        self._said_in: Phase = (-1, False)
+        self._said_in: RoundPhase = (-1, False)
         self.spent = dict.fromkeys(("rounds", "took_s", "compute_s", "wait_s", "exchange_s"), 0.0)
 
-    def hears(self, said: Waiting, phase: Phase, *, submitted: bool) -> None:
+    def hears(self, said: Waiting, phase: RoundPhase, *, submitted: bool) -> None:
         """Note what the coordinator has said last of whom it waits for, and where this peer is.
 
         ``submitted``: this peer waits, too. The last to be late before an exchange counts.
@@ -202,7 +202,7 @@ class RoundClock:
         if submitted and not phase[1] and (late := self.late(phase)):
             self._late = tuple(peer for peer in late if peer != self._me)[:WAITED_FOR_MAX]
 
-    def late(self, phase: Phase) -> tuple[bytes, ...]:
+    def late(self, phase: RoundPhase) -> tuple[bytes, ...]:
         """Return whom the coordinator waits for; nobody if its last word was of an earlier phase.
 
         It says so four times a second: until then nobody knows.
@@ -274,9 +274,14 @@ class RowTable:
         return self._links.get(peer, ())
 
     def told(self, last: int) -> list[dict[str, Any]]:
-        """Return the last rows of all peers in plain types, the oldest first.
+        """Return the last rows of all peers in plain types, the oldest first, without links.
 
-        Of each peer at most ``last``, and of all at most ROWS_TOLD_MAX.
+        Of each peer at most ``last``, and of all at most ROWS_TOLD_MAX. Links are for the event
+        file: nobody asks a daemon for them, and they are most of a row.
         """
-        found = [plain_row(peer, row) for peer in self.peers() for row in self.rows(peer)[-last:]]
+        found = [
+            plain_row(peer, replace(row, links=()))
+            for peer in self.peers()
+            for row in self.rows(peer)[-last:]
+        ]
         return sorted(found, key=lambda row: float(row["unix_s"]))[-ROWS_TOLD_MAX:]

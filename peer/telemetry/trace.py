@@ -42,14 +42,18 @@ def chrome_trace(events: Iterable[dict[str, Any]], rounds: int) -> dict[str, Any
 
 
 def _last_rounds(rows: list[dict[str, Any]], rounds: int) -> list[dict[str, Any]]:
-    """Return the rows of the last rounds: of each peer at most so many, none of an older round."""
-    last = rows[-1]["last"] if rows else 0
+    """Return the rows of the last rounds: back to where some peer would have more of them.
+
+    They count in the order in which they were written: the numbers of rounds go back with a
+    checkpoint or a rollback, and clocks differ.
+    """
     left: dict[str, int] = {}
     found = []
     for row in reversed(rows):
-        left[row["peer"]] = left.get(row["peer"], rounds) - 1
-        if row["last"] > last - rounds and left[row["peer"]] >= 0:
-            found.append(row)
+        if left.get(row["peer"], rounds) <= 0:
+            break
+        left[row["peer"]] = left.get(row["peer"], rounds) - (row["last"] - row["first"] + 1)
+        found.append(row)
     return found
 
 

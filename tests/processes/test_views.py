@@ -51,7 +51,7 @@ def test_everybody_names_the_slow_one_and_the_file_outlives_the_daemon(tmp_path:
         def blamed() -> str:
             shown = atoll(home, "top", "--once", "--until-rounds", "9999")
             told = " ".join(shown.split())
-            return shown if f" for {slow}," in told and "its training takes" in told else ""
+            return shown if f"{slow} is slow" in told and "because it trains" in told else ""
 
         shown = until(blamed, "top names the slow one", *run.peers.values(), timeout_s=WAIT_S)
         assert max(map(len, shown.splitlines())) <= 80

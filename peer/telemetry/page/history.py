@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.telemetry.event_file import LINE_BYTES_MAX, files_of
-from atoll.peer.telemetry.page.findings import who_is_slow
+from atoll.peer.telemetry.findings import last_of, present, who_is_slow
 
 LEVELS = ((5.0, 720), (60.0, 1440), (900.0, 672))  # width_s, buckets kept: an hour, a day, a week
 PEERS_KEPT = 64  # each takes 0.5 MB when all levels are full; the least heard goes first
@@ -145,13 +145,16 @@ class History:
             names = sorted(self._peers)
             rounds = {name: list(self._peers[name].rounds) for name in names}
             links = {name: self._peers[name].links for name in names}
-            finding = who_is_slow(rounds, links)
+            # Rows of whoever has gone stay; they say nothing about the run of now.
+            here = present({name: rounds[name] for name in self._peers})
+            finding = who_is_slow(here, links)
             return {
                 "oldest_unix_s": self._oldest_s,
                 "newest_unix_s": self._newest_s,
                 "purposes": list(PURPOSES),
                 "series": self._series(since_unix_s, min(points, POINTS_MAX)) if points else None,
-                "rounds": rounds,
+                "rounds": {name: _with_last(name, rounds) for name in names},
+                "present": sorted(here),
                 "last": {name: self._peers[name].last for name in names},
                 "links": links,
                 "totals": {
@@ -246,16 +249,21 @@ class History:
             self._file, self._rest = following, b""
 
     def _next_file(self) -> BinaryIO | None:
-        """Open the file after the one that is read; the oldest there is if that one is gone."""
+        """Open the file after the one that is read; the oldest there is if that one is gone.
+
+        Files may be renamed meanwhile; what is not seen for that reason, the next look finds.
+        """
         files = files_of(self._path)
-        if self._file is not None:
-            own = os.fstat(self._file.fileno())
-            same = [os.path.samestat(own, file.stat()) for file in files]
-            files = files[same.index(True) + 1 :] if True in same else files
         try:
+            if self._file is not None:
+                own = os.fstat(self._file.fileno())
+                same = [os.path.samestat(own, file.stat()) for file in files]
+                if True not in same and own.st_nlink > 0:
+                    return None  # it is there, and has another name by now
+                files = files[same.index(True) + 1 :] if True in same else files
             return files[0].open("rb") if files else None
         except FileNotFoundError:
-            return None  # it was renamed just now: the next look finds it
+            return None
 
     def _add_event(self, kind: str, moment: float, line: bytes) -> None:
         self._own_s = moment
@@ -269,7 +277,8 @@ class History:
 
     def _add_row(self, row: dict[str, Any], moment: float) -> None:
         if self._own_s and abs(moment - self._own_s) > SKEW_MAX_S:
-            moment = row["unix_s"] = self._own_s
+            moment = self._own_s
+        row["unix_s"] = moment
         name = str(row["peer"])
         peer = self._peers.pop(name, None) or _Peer()
         self._peers[name] = peer  # the last that was heard is the last to be forgotten
@@ -293,8 +302,14 @@ class History:
         peer.last = row
 
     def _note_time(self, moment: float) -> None:
+        """Note how far the history goes: no further than the last event of this daemon and rows.
+
+        So it comes back where a clock was ahead and is right again.
+        """
         self._oldest_s = min(self._oldest_s, moment) if self._oldest_s else moment
         self._newest_s = max(self._newest_s, moment)
+        if self._own_s:
+            self._newest_s = min(self._newest_s, self._own_s + SKEW_MAX_S)
 
 
 SHOWN_OF_ROUNDS = (
@@ -313,6 +328,14 @@ SHOWN_OF_ROUNDS = (
     "tokens",
     "steps",
 )
+
+
+def _with_last(peer: str, rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a peer's rounds, each with who of those that it has waited for was the last."""
+    return [
+        row | {"late": last_of(row, peer, rounds)} if row.get("waited_for") else row
+        for row in rounds[peer]
+    ]
 
 
 def _figures(row: dict[str, Any]) -> list[float]:

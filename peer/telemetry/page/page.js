@@ -8,7 +8,10 @@ const SHOWN_EVENTS = 200, ROUNDS_JUDGED = 20, OWN_STYLES = 24;
 const HISTORY_KINDS = ["fork", "met", "rollback", "yield", "banned", "revoked", "equivocation", "forged", "diverged"];
 
 const at = (id) => document.getElementById(id);
-const state = { status: null, history: null, recorded: false, chosen: new Set(), kinds: new Set(), limit: SHOWN_EVENTS, series_ms: 0, events: [] };
+const state = { status: null, history: null, recorded: false, chosen: new Set(), kinds: new Set(), limit: SHOWN_EVENTS, series_ms: 0, events: [], ahead_s: 0 };
+
+// The time by the daemon's clock, whose times all others here are: that of a browser may be wrong.
+const daemonNow = () => Date.now() / 1000 + state.ahead_s;
 
 // ---------------------------------------------------------------- words and numbers
 
@@ -34,7 +37,7 @@ function duration(s) {
 }
 
 function full(unix_s) {
-  const day = new Date(unix_s * 1000).toDateString() === new Date().toDateString();
+  const day = new Date(unix_s * 1000).toDateString() === new Date(daemonNow() * 1000).toDateString();
   return (day ? "" : `${new Date(unix_s * 1000).toLocaleDateString([], { month: "short", day: "numeric" })} `) + clock(unix_s);
 }
 
@@ -83,11 +86,13 @@ const rowsOf = (peer) => (state.history?.rounds[peer] ?? []).slice(-ROUNDS_JUDGE
 const roundsIn = (rows) => rows.reduce((sum, row) => sum + row.last - row.first + 1, 0);
 const mean = (rows, name) => rows.reduce((sum, row) => sum + (row[name] ?? 0), 0) / Math.max(1, roundsIn(rows));
 const peersKnown = () => Object.keys(state.history?.rounds ?? {});
-const newestRound = () => Math.max(0, ...peersKnown().map((peer) => rowsOf(peer).at(-1)?.last ?? 0));
-// Of a recorded run nobody says who is a member, so whoever had a part in it lately is.
+const newestRound = () => Math.max(0, ...present().map((peer) => rowsOf(peer).at(-1)?.last ?? 0));
+// Who has sent a row lately (findings.py), and is in the view. Of a recorded run nobody says who is, and
+// a daemon that is in no view does not know.
 function isGone(peer) {
-  const is_member = !state.status || state.status.members.some((member) => member.peer === peer);
-  return (rowsOf(peer).at(-1)?.last ?? 0) <= newestRound() - (is_member ? ROUNDS_JUDGED : 3);
+  const members = state.status?.members ?? [];
+  const is_member = !members.length || members.some((member) => member.peer === peer);
+  return !is_member || !state.history.present.includes(peer);
 }
 const present = () => peersKnown().filter((peer) => !isGone(peer));
 
@@ -104,13 +109,6 @@ function grown(peer, name) {
   return (last[name] - first[name]) / (last.unix_s - first.unix_s);
 }
 
-// Who of those that a row names was the last: whoever that was has waited least (findings.py).
-function lastOf(peer, row) {
-  const waited = (name) => state.history.rounds[name]?.find((other) => other.last === row.last)?.wait_s ?? 0;
-  const others = (row.waited_for ?? []).filter((name) => name !== peer);
-  return others.sort((a, b) => waited(a) - waited(b))[0] ?? "";
-}
-
 const tokensPerSecond = () => present().reduce((sum, peer) => sum + grown(peer, "tokens"), 0);
 const tokensSoFar = () => Object.values(state.history?.totals ?? {}).reduce((sum, t) => sum + t.tokens, 0);
 
@@ -120,7 +118,7 @@ function eta(kind, goal) {
   if (now >= goal) return `reached: ${compact(now)} so far`;
   if (!per_s) return kind === "tokens" ? "no trainer has reported tokens lately" : "no round yet";
   const left_s = (goal - now) / per_s;
-  const when = state.recorded ? "" : ` at ${full(Date.now() / 1000 + left_s)}`;
+  const when = state.recorded ? "" : ` at ${full(daemonNow() + left_s)}`;
   return `in ${duration(left_s)}${when}, at ${kind === "round" ? `${duration(1 / per_s)} per round` : `${compact(per_s)} tokens per second`}`;
 }
 
@@ -182,7 +180,7 @@ function showPeers() {
   const rows = names.map((peer) => {
     const found = rowsOf(peer), last = history.last[peer] ?? {}, member = members.get(peer);
     const took = mean(found, "took_s"), share = (name) => (took ? `${duration(mean(found, name))} (${Math.round((100 * mean(found, name)) / took)} %)` : "–");
-    const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => lastOf(peer, row)).filter(Boolean))];
+    const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => row.late).filter(Boolean))];
     const reach = member?.outbound ? ", outbound" : "";
     const role = member ? (member.coordinator ? "coordinator" : member.role) + reach : isGone(peer) || status ? "gone" : last.phase ?? "";
     const steps = grown(peer, "steps");
@@ -205,7 +203,7 @@ function showPeers() {
 
 function describeRound(peer, row) {
   const which = row.first === row.last ? `round ${row.last}` : `rounds ${row.first} to ${row.last}`;
-  const wait = row.wait_s ? `, waited ${duration(row.wait_s)}${row.waited_for ? ` for ${lastOf(peer, row)}` : ""}` : "";
+  const wait = row.wait_s ? `, waited ${duration(row.wait_s)}${row.late ? ` for ${row.late}` : ""}` : "";
   const again = row.attempts > 1 ? `, ${row.attempts} attempts` : "";
   return `${peer}, ${which} at ${full(row.unix_s)}: ${duration(row.took_s)}, trained ${duration(row.compute_s ?? 0)}${wait}, exchanged ${duration(row.exchange_s ?? 0)}${again}`;
 }
@@ -218,7 +216,7 @@ function showRounds() {
   table("rounds", ["Round", "Peer", "At", ">Training", ">Waiting", "for", ">Exchange", ">Attempts"], rows.map(({ peer, row }) => ({
     cells: [
       row.first === row.last ? `${row.last}` : `${row.first} to ${row.last}`, peer, full(row.unix_s), duration(row.compute_s ?? 0),
-      duration(row.wait_s ?? 0), lastOf(peer, row), duration(row.exchange_s ?? 0), `${row.attempts ?? 1}`,
+      duration(row.wait_s ?? 0), row.late ?? "", duration(row.exchange_s ?? 0), `${row.attempts ?? 1}`,
     ],
   })));
 }
@@ -281,7 +279,7 @@ function showBytes(series) {
   const sent = totals.reduce((a, b) => a + b, 0), per = history.all_reduce_bytes_per_parameter;
   const since = `since ${full(history.oldest_unix_s)}`;
   let text = `All have sent ${size(sent)} ${since}.`;
-  if (per === null) text += " No trainer reports its steps (session.report(steps=...)), so this cannot be compared with an all-reduce at every step.";
+  if (per === null) text += " No trainer reports its steps (a method's rounds do; a bare session: session.report(steps=...)), so this cannot be compared with an all-reduce at every step.";
   else if (!status?.parameters) text += " How large the model is, is not recorded, so this cannot be compared with an all-reduce at every step.";
   else if (per) text += ` An all-reduce of float32 gradients at every step would have sent ${size(per * status.parameters)}, ${number((per * status.parameters) / Math.max(1, sent))} times as much.`;
   set("all-reduce", text);
@@ -368,14 +366,14 @@ async function ask(path) {
 }
 
 async function fetchStatus() {
-  const { status, recorded } = await ask("api/status");
-  Object.assign(state, { status, recorded });
+  const { status, recorded, now_unix_s } = await ask("api/status");
+  Object.assign(state, { status, recorded, ahead_s: now_unix_s - Date.now() / 1000 });
   showStatus();
 }
 
 async function fetchHistory() {
   const span = Number(at("since").value), points = Math.min(400, Math.max(120, Math.floor(innerWidth / 4)));
-  const end = state.recorded ? state.history?.newest_unix_s ?? 0 : Date.now() / 1000;
+  const end = state.recorded ? state.history?.newest_unix_s ?? 0 : daemonNow();
   // The series are most of the bytes, and change slowly.
   const wanted = !state.history?.series || Date.now() - state.series_ms > SERIES_EVERY_MS;
   const history = await ask(`api/history?since=${span && end ? Math.max(0, end - span) : 0}&points=${wanted ? points : 0}`);
@@ -389,7 +387,7 @@ async function fetchHistory() {
 async function safely(work) {
   try {
     await work();
-    set("link-state", state.recorded ? "recorded" : `live, ${clock(Date.now() / 1000)}`);
+    set("link-state", state.recorded ? "recorded" : `live, ${clock(daemonNow())}`);
   } catch (error) {
     set("link-state", `no answer from the daemon: ${error.message}`);
   }

@@ -3,9 +3,9 @@
 Who may see it. On loopback everybody on this machine, and no page of another site: a request whose
 Host names anything but this machine is refused, which is what a site has that lets its own name
 lead to 127.0.0.1 (DNS rebinding). Elsewhere only who has the token, a random one that is kept in
-the home: it is in the URL that the daemon prints, moves from there into a cookie, so that it stays
-in no history of a browser, and whoever scrapes sends it as ``Authorization: Bearer``. Without it
-every answer is the same, whatever was asked for.
+the home: it is in the URL that the daemon prints on a terminal, moves from there into a cookie, so
+that it stays in no history of a browser, and whoever scrapes sends it as ``Authorization: Bearer``.
+Without it every answer is the same, whatever was asked for.
 
 What it may cost. So many connections at a time, each with one request, of bounded size and time;
 what asks the daemon is answered from memory for a second.
@@ -216,8 +216,8 @@ class _PageRequest(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
-        page, url = self.server.page, urlsplit(self.path)
-        query = parse_qs(url.query, max_num_fields=QUERY_FIELDS_MAX)
+        page, asked = self.server.page, _asked(self.path)
+        path, query = asked or ("", {})
         if not page.token:
             if not is_this_machine(self.headers.get("Host", "")):
                 self._say(403, "this page is shown to this machine only")
@@ -228,8 +228,11 @@ class _PageRequest(BaseHTTPRequestHandler):
             else:
                 self._say(403, "this page needs its token")
             return
+        if asked is None:
+            self._say(400, "this is no address of a page")
+            return
         try:
-            reply = page.answer(url.path, query)
+            reply = page.answer(path, query)
         except ValueError as error:
             self._say(400, str(error))
         except TimeoutError:
@@ -357,6 +360,15 @@ class _PageListener(socketserver.ThreadingTCPServer):
         """Say nothing of a browser that goes away; anything else is a defect, and is shown."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
+
+
+def _asked(target: str) -> tuple[str, Query] | None:
+    """Return what a request asks for, path and query; None where it makes no sense."""
+    try:
+        url = urlsplit(target)
+        return url.path, parse_qs(url.query, max_num_fields=QUERY_FIELDS_MAX)
+    except ValueError:
+        return None
 
 
 # ---------------------------------------------------------------- who may see it

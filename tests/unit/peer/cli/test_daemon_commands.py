@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from atoll.peer.cli import daemon, main
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.membership.view import ARCHIVE, DEFAULT_RULES, REPLICA, WITNESS, Rules
 from atoll.peer.net.identity import Home, RunRecord
+from atoll.peer.telemetry.page.history import History
+from atoll.peer.telemetry.page.server import PageServer
 
 A, B, C = "10.0.0.1:29600", "10.0.0.2:29600", "10.0.0.3:29600"
 SECRET = bytes(range(32))
@@ -239,3 +243,40 @@ def test_a_secret_that_was_given_is_not_printed_in_an_invite(
     start(tmp_path / "a", "up", "--run", "demo")
     start(tmp_path / "b", "up", "--run", "demo", "--secret-file", secret_file(tmp_path))
     assert [options.secret_given for options in started] == [False, True]
+
+
+# ---------------------------------------------------------------- where the page is
+
+
+@pytest.mark.parametrize(
+    ("advertise", "host"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("192.0.2.7:29600", "192.0.2.7"),
+        ("[2001:db8::7]", "[2001:db8::7]"),
+        ("[2001:db8::7]:29600", "[2001:db8::7]"),
+        ("node.example:29600", "node.example"),
+    ],
+)
+def test_the_page_is_at_the_host_of_the_advertised_address(
+    advertise: str, host: str, tmp_path: Path
+) -> None:
+    page = PageServer("0.0.0.0", 0, History(tmp_path), tmp_path)
+    try:
+        where = f"  page: http://{host}:{page.port}/"
+        said = daemon._where_page_is(page, advertise, with_token=True)
+        assert said == f"{where}?token={page.token}"
+        said = daemon._where_page_is(page, advertise, with_token=False)
+        assert said == f"{where} (its token is in {page.token_path})"
+    finally:
+        page.close()
+
+
+def test_the_token_is_for_a_terminal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not daemon._Log().is_for_a_terminal
+    terminal, other = os.openpty()
+    with open(other, "w") as shown:
+        monkeypatch.setattr(sys, "stdout", shown)
+        assert daemon._Log().is_for_a_terminal
+        assert not daemon._Log(str(tmp_path / "log")).is_for_a_terminal
+    os.close(terminal)

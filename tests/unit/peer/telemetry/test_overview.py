@@ -1,7 +1,8 @@
-"""What `atoll top` shows of a run, and the sentence about who is slow."""
+"""What `atoll top` shows of a run."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,12 @@ from typing import Any
 import pytest
 from harness.telemetry_samples import NAMES, NOW, SLOW, rows, status
 
-from atoll.peer.telemetry.overview import RunGoal, overview, who_is_slow
+from atoll.peer.telemetry.event_file import EVENTS_FILE
+from atoll.peer.telemetry.overview import RunGoal, overview
+from atoll.peer.telemetry.page.history import History
 from atoll.peer.telemetry.top_screen import plain_screen
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "top.txt"
-
-
-def by_peer(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    return {name: each for name in NAMES if (each := [r for r in found if r["peer"] == name])}
 
 
 def test_the_screen_at_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,41 +27,21 @@ def test_the_screen_at_eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text == GOLDEN.read_text("utf-8").rstrip("\n")
 
 
-def test_all_wait_for_the_slow_one_and_it_is_said_why() -> None:
-    assert who_is_slow(by_peer(rows())) == (
-        f"{NAMES[0]} and {NAMES[1]} wait for {SLOW}, 1.5 s in each round: its training takes"
-        " 3.5 s, that of the others 2 s"
-    )
+def test_top_and_page_name_the_same_peer(tmp_path: Path) -> None:
+    """Also where rows name several: of the rows of a daemon's table, and of its file."""
+    late = [
+        row | {"waited_for": [NAMES[1], SLOW]} if row.get("waited_for") else row for row in rows()
+    ]
+    (tmp_path / EVENTS_FILE).write_text("".join(f"{json.dumps(row)}\n" for row in late))
+    history = History(tmp_path)
+    slow = history.summary(0.0, 0)["slow"]
+    history.close()
+    assert (slow["peer"], slow["text"]) == (SLOW, overview(status(), late, NOW).slow)
 
 
-def test_nobody_is_waited_for() -> None:
-    assert who_is_slow(by_peer(rows(slow_s=2.0))) == (
-        "nobody is waited for: training takes 50% of the time, exchange 10%"
-    )
-    assert who_is_slow({}) == "no round with a trainer was committed yet"
-
-
-def changed(of: str, **fields: Any) -> dict[str, list[dict[str, Any]]]:
-    return by_peer([row | fields if row["peer"] == of else row for row in rows()])
-
-
-def test_other_reasons_for_being_slow() -> None:
-    assert who_is_slow(changed(SLOW, counted=False)).endswith("its training has been in no round")
-    assert who_is_slow(changed(SLOW, compute_s=2.0, up=1_250_000)).endswith(
-        "its links carry 10 Mbit/s up, those of the others 100 Mbit/s"
-    )
-    assert who_is_slow(changed(SLOW, compute_s=2.0)).endswith("no slower in the mean")
-    alone = {name: each for name, each in by_peer(rows()).items() if name != SLOW}
-    assert who_is_slow(alone).endswith("it has told nothing of any round")
-
-
-def test_who_has_no_trainer_is_no_measure_of_the_others_and_waits_for_nobody() -> None:
+def test_who_has_no_trainer_waits_for_nobody() -> None:
     idle = {"counted": False, "compute_s": 0.0, "wait_s": 3.6, "waited_for": [SLOW]}
     found = [row | idle if row["peer"] == NAMES[1] else row for row in rows()]
-    assert who_is_slow(by_peer(found)) == (
-        f"{NAMES[0]} waits for {SLOW}, 1.5 s in each round: its training takes 3.5 s, that of the"
-        " others 2 s"
-    )
     assert overview(status(), found, NOW).peers[1].wait is None
 
 

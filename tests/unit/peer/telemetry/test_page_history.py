@@ -13,7 +13,6 @@ from harness.long_history import write
 from atoll.peer.telemetry import event_file
 from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
 from atoll.peer.telemetry.page import history as history_module
-from atoll.peer.telemetry.page.findings import who_is_slow
 from atoll.peer.telemetry.page.history import History
 
 Look = Callable[[], History]
@@ -71,6 +70,47 @@ def test_what_is_appended_is_seen_at_the_next_look_also_after_a_rotation(
     later = texts(look(), limit=1000)
     assert later == [str(number) for number in range(int(later[0]), 301)]
     assert 20 < len(later) < 300
+
+
+def test_a_look_between_two_renames_counts_nothing_twice(
+    tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that is read has a name that was passed by already, or is renamed on the way."""
+    file, history = opened(tmp_path), look()
+    for number in range(3):
+        file.append(row("a", number, BEGUN_S + number))
+        file._rotate()
+    file.append(row("a", 3, BEGUN_S + 3))
+
+    def rounds() -> list[int]:
+        return [found["last"] for found in history.summary(0.0, 0)["rounds"]["a"]]
+
+    assert rounds() == [0, 1, 2, 3]
+    with monkeypatch.context() as meanwhile:
+        for seen in (lambda found: found[:-1], lambda found: [tmp_path / "gone", *found]):
+            meanwhile.setattr(
+                history_module, "files_of", lambda path, seen=seen: seen(event_file.files_of(path))
+            )
+            assert rounds() == [0, 1, 2, 3]
+    file.append(row("a", 4, BEGUN_S + 4))
+    file._rotate()
+    file.append(row("a", 5, BEGUN_S + 5))
+    file.close()
+    assert rounds() == [0, 1, 2, 3, 4, 5]
+    assert history.summary(0.0, 0)["totals"]["a"]["sent"][0] == 600
+
+
+def test_a_clock_that_was_ahead_does_not_stay_the_newest_time(tmp_path: Path, look: Look) -> None:
+    file, history = opened(tmp_path), look()
+    file.append(event(BEGUN_S + 86400))
+    assert history.summary(0.0, 0)["newest_unix_s"] == BEGUN_S + 86400
+    for number in range(10):
+        file.append(event(BEGUN_S + number))
+        file.append(row("a", number, BEGUN_S + number, loss=2.0))
+    file.close()
+    found = history.summary(BEGUN_S, 100)
+    assert found["newest_unix_s"] == pytest.approx(BEGUN_S + 9, abs=history_module.SKEW_MAX_S)
+    assert 2.0 in found["series"]["peers"]["a"]["loss"]
 
 
 def test_half_a_line_waits_and_what_is_no_event_is_passed_over(tmp_path: Path, look: Look) -> None:
@@ -182,55 +222,19 @@ def test_a_long_history_names_its_slow_peer(tmp_path: Path, look: Look) -> None:
     ]
 
 
-# ---------------------------------------------------------------- who is slow
-
-
-def rows(**more: Any) -> list[dict[str, Any]]:
-    return [row("x", number, BEGUN_S + 5 * number, **more) for number in range(1, 30)]
-
-
-def test_nobody_is_slow_where_nobody_waits_and_the_narrowest_link_is_named() -> None:
-    found = {"a": rows(exchange_s=4.0, compute_s=1.0), "b": rows(exchange_s=4.0, compute_s=1.0)}
-    links = {"a": [{"peer": "b", "out": 1e6}], "b": [{"peer": "a", "out": 2e6}]}
-    finding = who_is_slow(found, links)
-    assert finding.peer == ""
-    assert finding.text == (
-        "nobody waits for anybody in the last 20 rounds; the exchange takes 4 s of each 5 s,"
-        " and the slowest link is a to b with 8 Mbit/s"
-    )
-    found["b"][-1]["down"] = 5e5
-    assert who_is_slow(found, links).text.endswith("link is the downlink of b with 4 Mbit/s")
-    trains = {"a": rows(exchange_s=1.0, compute_s=4.0)}
-    assert who_is_slow(trains, {}).text.endswith("a round is 4 s of training, 1 s exchange")
-    assert who_is_slow({}, {}).text == "no round has been recorded yet"
-
-
-def test_who_is_late_without_training_longer_is_told_apart() -> None:
-    waiting = rows(compute_s=3.0, wait_s=1.0, waited_for=["c"], exchange_s=1.0)
-    late = rows(compute_s=3.0, exchange_s=1.0)
-    finding = who_is_slow({"a": waiting, "b": waiting, "c": late}, {})
-    assert (finding.peer, finding.share) == ("c", pytest.approx(0.2))
-    assert finding.text == (
-        "c is slow: the others wait 1 s of each 5 s round for it (20%), though it trains no longer"
-        " than they do: its submission comes late"
-    )
-
-
-def test_who_has_gone_is_no_longer_slow() -> None:
-    waited = [row("a", n, BEGUN_S + n, wait_s=3.0, waited_for=["c"]) for n in range(1, 20)]
-    later = [row("a", n, BEGUN_S + n, compute_s=4.0) for n in range(20, 60)]
-    finding = who_is_slow({"a": [*waited, *later], "c": waited}, {})
-    assert finding.peer == ""
-
-
-def test_of_several_that_were_late_the_last_one_is_blamed() -> None:
-    """Whoever hears of it last names all who were late then, itself among them."""
-    late = ["a", "b", "c"]
-    found = {
-        "a": rows(compute_s=3.0, wait_s=1.0, waited_for=late, exchange_s=1.0),
-        "b": rows(compute_s=3.5, wait_s=0.5, waited_for=late, exchange_s=1.0),
-        "c": rows(compute_s=4.0, exchange_s=1.0),
-    }
-    slow = who_is_slow(found, {})
-    assert (slow.peer, slow.share) == ("c", pytest.approx(0.15))
-    assert slow.text.endswith("because it trains 4 s, the others 3.2 s")
+def test_after_going_back_to_a_checkpoint_the_living_are_present(
+    tmp_path: Path, look: Look
+) -> None:
+    file, history = opened(tmp_path), look()
+    for number in range(900, 920):
+        for peer in "ac":
+            file.append(row(peer, number, BEGUN_S + 5 * number))
+    for number in range(500, 540):
+        moment = BEGUN_S + 5 * (number + 420)
+        file.append(row("a", number, moment, counted=True, wait_s=1.0, waited_for=["b", "a"]))
+        file.append(row("b", number, moment, counted=True))
+    file.close()
+    found = history.summary(0.0, 0)
+    assert found["present"] == ["a", "b"]
+    assert found["slow"]["peer"] == "b"
+    assert found["rounds"]["a"][-1]["late"] == "b"

@@ -95,6 +95,22 @@ def test_a_query_that_makes_no_sense_is_refused(serve: Serving, query: str) -> N
     assert ask(serve(), f"/api/history?{query}")[0] == 400
 
 
+def asked_as_it_is(page: PageServer, target: str) -> bytes:
+    """The first line of the answer to a target that a client of ours would not send."""
+    with socket.create_connection(("127.0.0.1", page.port), timeout=60) as connection:
+        connection.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        return connection.makefile("rb").readline().strip()
+
+
+@pytest.mark.parametrize("target", ["http://[", "/api/status?" + "&".join(["a=b"] * 101)])
+def test_an_address_that_makes_no_sense_is_refused_once_the_token_is_there(
+    serve: Serving, target: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert asked_as_it_is(serve(), target) == b"HTTP/1.0 400 Bad Request"
+    assert asked_as_it_is(serve("0.0.0.0"), target) == b"HTTP/1.0 403 Forbidden"
+    assert capfd.readouterr().err == "", "no traceback in the log of a service"
+
+
 def test_pages_of_other_sites_do_not_see_it(serve: Serving) -> None:
     """A site may let its own name lead to 127.0.0.1; its Host tells."""
     page = serve()

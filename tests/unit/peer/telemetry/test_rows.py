@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import msgpack
 import pytest
 
 from atoll.collectives.errors import RemoteProtocolError
+from atoll.peer.daemon.ipc_server import COMMAND_BYTES_MAX
 from atoll.peer.membership.view import short
+from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.net.wire import decode, encode
 from atoll.peer.telemetry.rows import (
     PEERS_KEPT,
     ROW_EVERY_S,
     ROWS_KEPT,
+    ROWS_TOLD_MAX,
+    TEXT_CHARACTERS_MAX,
     LinkSeen,
     RoundClock,
     RoundRow,
@@ -118,6 +123,31 @@ def test_links_stay_known_after_rows_that_tell_of_none() -> None:
     table.add(A, replace(ROW, links=seen), 0.0)
     table.add(A, ROW, 1.0)
     assert table.links(A) == seen
+
+
+def test_what_is_told_of_all_fits_into_a_local_message() -> None:
+    """However long texts are that other peers have sent; links, of which nobody asks, left out."""
+    table, seen = RowTable(), tuple(LinkSeen(brief(B), 0.02, 1e7, 0.5) for _ in range(60))
+    most = replace(
+        ROW,
+        first=2**50,
+        last=2**50,
+        waited_for=(brief(A), brief(B), brief(ME), brief(A)),
+        sent=(10**18,) * len(PURPOSES),
+        received=(10**18,) * len(PURPOSES),
+        phase="x" * TEXT_CHARACTERS_MAX,
+        error="x" * 4 * TEXT_CHARACTERS_MAX,
+        tokens=1e17,
+        steps=1e17,
+        links=seen,
+    )
+    for peer in range(2 * ROWS_TOLD_MAX // ROWS_KEPT):
+        for number in range(ROWS_KEPT):
+            table.add(peer.to_bytes(32, "big"), most, float(number))
+    told = table.told(ROWS_KEPT)
+    assert len(told) == ROWS_TOLD_MAX
+    assert "links" not in told[0]
+    assert len(msgpack.packb(told)) < COMMAND_BYTES_MAX
 
 
 def test_in_plain_types_a_row_names_peers_and_leaves_out_what_is_nothing() -> None:

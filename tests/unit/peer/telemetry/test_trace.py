@@ -84,6 +84,17 @@ def test_only_the_last_rounds_are_drawn_and_nothing_of_nothing() -> None:
     assert chrome_trace([], 3)["traceEvents"] == []
 
 
+def test_after_going_back_to_a_checkpoint_the_last_rounds_are_those_that_came_last() -> None:
+    before = [row(peer, n, float(n), 1.0) for n in range(900, 910) for peer in "ac"]
+    events = before + [row(peer, n, 20.0 + n, 1.0) for n in range(1, 5) for peer in "ab"]
+    events.append(row("b", 2**60, 25.0, 1.0))
+    slices = [e for e in chrome_trace(events, 4)["traceEvents"] if e["ph"] == "X"]
+    assert [(e["pid"], e["name"]) for e in slices] == [
+        *((1, f"round {n}") for n in (2, 3, 4)),
+        *((2, f"round {n}") for n in (2, 3, 4, 2**60)),
+    ]
+
+
 seconds = st.floats(0, 50)
 
 
