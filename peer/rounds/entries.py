@@ -78,6 +78,11 @@ class EntryOrigin:
     def contributors(self) -> int:
         return len(self.counted)
 
+    def share_of(self, peer: bytes) -> float:
+        """Return the peer's part of the mean, 0 to 1."""
+        weights = dict(zip(self.participants, self.weights, strict=True))
+        return weights.get(peer, 0.0) / sum(self.weights)
+
     def digest(self) -> bytes:
         text = hashlib.sha256(b"atoll-origin")
         for peer, weight in zip(self.participants, self.weights, strict=True):
@@ -112,13 +117,15 @@ class EntryHead:
             raise ValueError("a chunk's origin is one of the entry's")
 
     def share_of(self, peer: bytes) -> float:
-        """Return the peer's part of the mean, 0 to 1.
+        """Return the peer's part of the mean, 0 to 1: that of all chunks.
 
-        In the chunks that the last attempt reduced.
+        A chunk of an attempt without this peer may have been kept, and be the only one.
         """
-        last = self.origins[-1]
-        weights = dict(zip(last.participants, last.weights, strict=True))
-        return weights.get(peer, 0.0) / sum(weights.values())
+        which = self.origin_of or bytes(1)
+        return sum(
+            which.count(place) / len(which) * origin.share_of(peer)
+            for place, origin in enumerate(self.origins)
+        )
 
     @property
     def contributors(self) -> tuple[bytes, ...]:

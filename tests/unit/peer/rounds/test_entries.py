@@ -110,3 +110,14 @@ def test_the_chain_covers_round_fragment_and_root():
     others = [head(round=8), head(fragment=1), head(root=bytes(32))]
     chains = {entry_chain(CHAIN, other) for other in (one, *others)}
     assert len(chains | {entry_chain(b"d" * 32, one)}) == 5
+
+
+def test_a_share_is_that_of_the_chunks() -> None:
+    """Chunks may be kept of an attempt without A, who is in the last one."""
+    alone, both = EntryOrigin((B,), (1.0,)), EntryOrigin((A, B), (1.0, 3.0))
+    kept = EntryHead(4, STEP, 0, (alone, both), bytes([0]), b"0" * 32, b"0" * 32)
+    assert (kept.share_of(A), kept.share_of(B)) == (0.0, 1.0)
+    half = EntryHead(4, STEP, 0, (alone, both), bytes([0, 1]), b"0" * 32, b"0" * 32)
+    assert (half.share_of(A), half.share_of(B)) == (0.125, 0.875)
+    plain = EntryHead(4, STEP, 0, (both,), b"", b"0" * 32, b"0" * 32)
+    assert plain.share_of(A) == 0.25

@@ -64,7 +64,7 @@ def test_a_chunk_that_a_retry_has_kept_counts() -> None:
     """Though the last attempt was without this peer."""
     origins = (EntryOrigin((ME, OTHER), (1.0, 1.0)), EntryOrigin((OTHER,), (1.0,)))
     kept = EntryHead(4, STEP, 0, origins, bytes([0, 1]), b"", chain(4))
-    assert fate_of(log_of(kept), ME, 0, 3, 4) == Fate("committed", 4, 0.0, (short(OTHER),))
+    assert fate_of(log_of(kept), ME, 0, 3, 4) == Fate("committed", 4, 0.25, (short(OTHER),))
 
 
 def test_where_entries_are_missing_nobody_can_tell() -> None:
