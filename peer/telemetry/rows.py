@@ -24,7 +24,9 @@ from atoll.peer.membership.view import MEMBERS_MAX, short
 from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.net.wire import Within, message
 
-ROW_EVERY_S = 1.0  # some rounds take milliseconds; a person reads no more than one in a second
+# Some rounds take milliseconds, and a person reads no more. Where rounds take a second, and 0.1 s
+# of a processor, a row for each is 1.3 % of that, and one for two of them 0.9 %.
+ROW_EVERY_S = 2.0
 LINKS_EVERY_S = 30.0  # between two rows that tell of links, which change slowly and take most bytes
 WAITED_FOR_MAX = 4  # peers that a row names; the page has room for no more
 TEXT_CHARACTERS_MAX = 160
