@@ -200,11 +200,11 @@ class ProcessPair:
         # and torchrun tells its workers by itself.
         pid = self._pids[SCRIPT]
         with contextlib.suppress(ProcessLookupError):
-            if rest:
+            if rest and pid:  # 0 would be the group of this process
                 os.killpg(pid, number)
             elif pid:
                 os.kill(pid, number)
-            else:
+            elif not rest:
                 self._untold = number
 
     def _kill(self, which: str) -> None:

@@ -94,12 +94,12 @@ def leave(run: Fleet, times: int, moments: random.Random) -> int:
 
 
 def mean_of(steps: int) -> float:
-    """How far a round moves the parameters, of the other peer's steps and ``steps``."""
+    """Return how far a round moves the parameters, of the other peer's steps and ``steps``."""
     return (SYNC_EVERY**2 + steps**2) / (SYNC_EVERY + steps)
 
 
 def moved(stays: Process, in_round: int) -> float | None:
-    """How far that round has moved the parameters; None if the other peer has missed it.
+    """Return how far that round has moved the parameters; None if the other peer missed it.
 
     The other peer prints where it begins each round.
     """
@@ -154,7 +154,7 @@ def deaths(peer: Supervised) -> int:
 
 
 def comes_back(peer: Supervised, seen: int) -> int:
-    """The round from which the next life goes on that has come so far as to train."""
+    """Return the round from which the next life goes on that has come so far as to train."""
 
     def attached() -> dict[str, Any]:
         return next((line for line in peer.lines[seen:] if "attached" in line), {})

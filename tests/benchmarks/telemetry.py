@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def turn(folder: Path, how: str, chosen: argparse.Namespace) -> float:
-    """What the four take of the processor for one round each, in seconds."""
+    """Return what the four take of the processor for one round each, in seconds."""
     with fleet(folder) as run:
         run.odd = dict.fromkeys(NAMES, f"telemetry:{how}")
         run.form(NAMES)
@@ -66,7 +66,7 @@ def turn(folder: Path, how: str, chosen: argparse.Namespace) -> float:
 
 
 def cpu_s(run: Fleet) -> float:
-    """What all daemons have taken so far."""
+    """Return the processor time that all daemons have taken so far, in seconds."""
     found = 0
     for peer in run.peers.values():
         fields = Path(f"/proc/{peer.pid}/stat").read_text().rpartition(")")[2].split()
@@ -82,7 +82,7 @@ def say_costs(run: Fleet) -> None:
 
 
 def costs(peer: Peer) -> tuple[float, float, float]:
-    """Share of the processor time since the warm rounds, bytes of a row, bytes in the file."""
+    """Return the share of the time since the warm rounds, bytes of a row, bytes in the file."""
     told = [line for line in peer.lines if "telemetry_s" in line]
     before, after = told[WARM_ROUNDS], told[-1]
     spent_s = [sum(line["telemetry_s"].values()) for line in (before, after)]

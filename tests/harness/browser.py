@@ -31,7 +31,7 @@ WCAG_AA = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practic
 
 
 class Tab:
-    """A page in a browser, with what went wrong on it and what it asked for."""
+    """Hold a page in a browser, with what went wrong on it and what it asked for."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -56,7 +56,7 @@ class Tab:
         return str(self.page.inner_text(selector))
 
     def shows(self, selector: str, *words: str) -> str:
-        """The text there, once it has all of these words."""
+        """Return the text there, once it has all of these words."""
         deadline_s = time.monotonic() + WAIT_MS / 1e3
         while not all(word in self.text(selector) for word in words):
             assert time.monotonic() < deadline_s, f"{selector} has not {words}: {self.text('body')}"
@@ -64,7 +64,7 @@ class Tab:
         return self.text(selector)
 
     def violations(self) -> list[str]:
-        """What axe-core finds against WCAG 2.2 AA and its own good practice."""
+        """Return what axe-core finds against WCAG 2.2 AA and its own good practice."""
         from axe_playwright_python.sync_playwright import Axe
 
         found = Axe().run(self.page, options={"runOnly": WCAG_AA})
@@ -76,7 +76,7 @@ class Tab:
 
 @contextlib.contextmanager
 def tab(width: int = 1280, scheme: str = "light") -> Iterator[Tab]:
-    """A tab of a browser that is ended on the way out."""
+    """Yield a tab of a browser that is ended on the way out."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
@@ -92,7 +92,7 @@ def tab(width: int = 1280, scheme: str = "light") -> Iterator[Tab]:
 
 @contextlib.contextmanager
 def page_of(peer: Peer) -> Iterator[str]:
-    """The URL of the page of a daemon that is in a network of its own.
+    """Yield the URL of the page of a daemon that is in a network of its own.
 
     No browser of this host reaches that: the page is served here, from the same file and with the
     same answers of the daemon.

@@ -12,7 +12,7 @@ OTHERS = {"lag", "_gaps", "broken", "positions"}
 
 
 def kinds_emitted() -> dict[str, str]:
-    """Each kind with one place that emits it. Fails where a kind cannot be read off the source."""
+    """Return each kind with one place that emits it; fail where the source does not tell a kind."""
     found: dict[str, str] = {}
     for name, path in MODULES.items():
         if name.startswith("atoll.peer"):
@@ -45,7 +45,7 @@ def _kinds(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def _kind_of(call: ast.Call) -> ast.expr | None:
-    """The expression of the kind, if the call writes a line of the log."""
+    """Return the expression of the kind, if the call writes a line of the log."""
     called, arguments = call.func, call.args
     if isinstance(called, ast.Name) and called.id == "partial" and len(arguments) > 1:
         called, arguments = arguments[0], arguments[1:]
@@ -74,7 +74,7 @@ def _texts(kind: ast.expr) -> list[str]:
 def _handed_on(
     tree: ast.Module, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str
 ) -> Iterator[tuple[str, int]]:
-    """The kinds that a function is called with, or that its local name may have."""
+    """Return the kinds that a function is called with, or that its local name may have."""
     names = [argument.arg for argument in function.args.args]
     if name not in names:
         for node in ast.walk(function):

@@ -15,7 +15,7 @@ _serial = itertools.count()
 
 
 class Supervised(Peer):
-    """`atoll run` with its home; ``text`` is what itself, its daemon and its script have said."""
+    """Run `atoll run` with its home; ``text`` is what it, its daemon and its script have said."""
 
     def __init__(
         self, home: Path, options: tuple[str, ...], command: tuple[str, ...], **environment: str
@@ -26,7 +26,7 @@ class Supervised(Peer):
         Process.__init__(self, [sys.executable, *DAEMON, *line], log, **environment)
 
     def last(self, key: str) -> Any:
-        """The newest figure of this name that the script has printed; None before the first."""
+        """Return the newest figure of this name that the script has printed; None before any."""
         return next((line[key] for line in reversed(self.lines) if key in line), None)
 
     @property
@@ -34,7 +34,7 @@ class Supervised(Peer):
         return [line for line in self.text.splitlines() if line.startswith("atoll run: ")]
 
     def children(self) -> dict[str, int]:
-        """The process ids of the two, as far as they are there."""
+        """Return the process ids of the two, as far as they are there."""
         found = {}
         for child in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split():
             try:
@@ -63,7 +63,7 @@ def supervise(
 
 
 def joining(run: Fleet) -> tuple[str, str]:
-    """The options that join the fleet's run."""
+    """Return the options that join the fleet's run."""
     path = run.folder / "invite"
     path.write_text(run.invite)
     return "--invite-file", str(path)
@@ -72,12 +72,12 @@ def joining(run: Fleet) -> tuple[str, str]:
 def trains(
     method: str = "diloco", *options: str, rounds: int = 0, step_s: float = STEP_S
 ) -> tuple[str, ...]:
-    """The command of a script that trains."""
+    """Return the command of a script that trains."""
     figures = (method, str(SYNC_EVERY), str(step_s), str(rounds))
     return (sys.executable, str(LEAVING), *figures, *options)
 
 
 def round_begins(trainer: Process) -> dict[int, float]:
-    """Where the parameters were when each round began in which this trainer was."""
+    """Return where the parameters were when each round began in which this trainer was."""
     first = {line["attached"]: line["at"] for line in trainer.lines if "attached" in line}
     return first | {line["round"]: line["at"] for line in trainer.lines if line.get("since") == 0}

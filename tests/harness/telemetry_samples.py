@@ -15,7 +15,7 @@ def member(name: str, **more: Any) -> dict[str, Any]:
 
 
 def status(**more: Any) -> dict[str, Any]:
-    """What the coordinator says."""
+    """Return what the coordinator says."""
     purposes = {"rounds": 9_000_000, "state": 1_000_000, "probes": 50_000, "control": 30_000}
     known: dict[str, Any] = {
         "run": "demo",
@@ -57,7 +57,7 @@ def status(**more: Any) -> dict[str, Any]:
 
 
 def rows(count: int = 8, slow_s: float = 3.5) -> list[dict[str, Any]]:
-    """The last rows of three trainers, of which one takes ``slow_s`` where the others take 2 s."""
+    """Return the last rows of three trainers; one takes ``slow_s``, the others 2 s."""
     found = []
     for number in range(42 - count, 42):
         for name in NAMES[:3]:

@@ -41,7 +41,7 @@ def test_the_page_names_the_slow_link(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("routers")
 @pytest.mark.timeout(600)
 def test_the_page_tells_who_can_only_dial_out(tmp_path: Path) -> None:
-    """Of four, one behind a router; seen by another, and by itself what that means."""
+    """One of four is behind a router: another shows that, and its own page what it means."""
     hosts, inside = "abcd", "d"
     with (
         tab() as seen,

@@ -35,7 +35,7 @@ def train_counted(run: Fleet, name: str, min_trainers: int) -> Process:
 
 
 def kill_and_start(run: Fleet, names: str) -> None:
-    """With the lines that they were started with, at their own ports."""
+    """Kill these and start them with their own lines, at their own ports."""
     ports = {name: run.peers[name].port for name in names}
     for name in names:
         run.peers[name].kill()
@@ -51,7 +51,7 @@ def committed(trainer: Process) -> int:
 
 
 def check_counts(trainer: Process) -> int:
-    """How many steps counted, of which their trainer knows. None counted twice."""
+    """Return how many steps counted, of which their trainer knows; fail if one counted twice."""
     *lines, end = trainer.lines
     shares = {
         step: line["share"]

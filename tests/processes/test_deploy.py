@@ -15,7 +15,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,13 @@ def unit(name: str) -> dict[str, list[str]]:
     return found
 
 
+def placed(places: Mapping[str, str], text: str) -> str:
+    """Return a line of a unit with the folders of this test in place of a machine's."""
+    for place, folder in places.items():
+        text = text.replace(place, folder)
+    return text
+
+
 def test_the_service_is_ready_alive_and_stops(tmp_path: Path) -> None:
     service = unit("atoll.service")
     assert service["Type"] == ["notify"]
@@ -217,11 +225,7 @@ def test_the_service_is_ready_alive_and_stops(tmp_path: Path) -> None:
         "%d": str(tmp_path),
     }
 
-    def here(text: str) -> str:
-        for place, folder in places.items():
-            text = text.replace(place, folder)
-        return text
-
+    here = partial(placed, places)
     (tmp_path / "secret").write_text(SECRET)
     config = (DEPLOY / "atoll.toml").read_text()
     with machines(tmp_path, "abc") as hosts, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as at:
@@ -271,11 +275,7 @@ def test_the_service_with_a_script_hands_in_its_steps_when_it_is_stopped(tmp_pat
         "%d": str(tmp_path),
     }
 
-    def here(text: str) -> str:
-        for place, folder in places.items():
-            text = text.replace(place, folder)
-        return text
-
+    here = partial(placed, places)
     (line,) = service["ExecStart"]
     environment = dict(here(row).split("=", 1) for row in service["Environment"])
     process = Process(shlex.split(here(line)), tmp_path / "log", **environment)

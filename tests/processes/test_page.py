@@ -31,7 +31,7 @@ def url_of(peer: Peer) -> str:
 
 
 def at_time(unix_s: float) -> str:
-    """As a person types a moment, in the time zone of browser and machine."""
+    """Return a moment as a person types it, in the time zone of browser and machine."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(unix_s))
 
 

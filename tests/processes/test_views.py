@@ -28,7 +28,7 @@ def atoll(home: Path, *arguments: str) -> str:
 
 
 def same_words(run: Fleet, slow: str) -> dict[str, str] | None:
-    """What all say of one round that waits for the slow peer, once they are asked together."""
+    """Return what all say of one round that waits for the slow peer, asked together."""
     said = {name: peer.status() for name, peer in run.peers.items()}
     texts = {name: SO_FAR.sub("", status["waiting"]) for name, status in said.items()}
     rounds = {status["round"] for status in said.values()}
@@ -81,7 +81,7 @@ def events(home: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def check_events(home: Path, slow: str) -> None:
-    """Of a dead daemon: kinds, types, rows, times, and as lines."""
+    """Check the events of a dead daemon: kinds, types, rows, times, and as lines."""
     every = events(home)
     assert {"view", "round", "trainer"} <= {e["type"] for e in every}
     assert not [e for e in every if e["kind"] == "row"]

@@ -195,7 +195,7 @@ class Script:
                 self.do_cut(a, b)
 
     def do_deaf(self, name: str) -> None:
-        """It hears what others say, and no data reaches it or leaves it; nobody finds out why."""
+        """Cut its data both ways: it hears what others say, and nobody finds out why."""
         self.cluster.broken_s = SILENT_STREAM_S
         for other in self.names:
             if other != name:
