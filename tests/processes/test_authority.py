@@ -276,8 +276,10 @@ def test_a_restart_remembers_who_is_in_and_who_is_out(tmp_path: Path) -> None:
 
 
 def returned(run: Fleet, name: str) -> None:
-    """A member that was started again has links to all others, in a view of all."""
-    inc = until(lambda: run.peers[name].try_status().get("incarnation"), f"{name} is there")
+    """A member that was started again has links to all others, in a view of all.
+
+    Whether it goes on in its old view or joins again depends on how long its start took.
+    """
 
     def all_linked() -> bool:
         found = [run.peers[each].try_status() for each in "abc"]
@@ -285,7 +287,6 @@ def returned(run: Fleet, name: str) -> None:
         return len(members) == 9 and all(member["state"] == "connected" for member in members)
 
     until(all_linked, f"{name} is back", *run.peers.values())
-    assert run.peers[name].status()["incarnation"] == inc
 
 
 def test_runs_without_an_authority_are_as_they_were(tmp_path: Path) -> None:
