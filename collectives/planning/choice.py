@@ -25,7 +25,13 @@ from typing import Final
 
 import numpy as np
 
-from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, CHUNK_ELEMENTS_MIN, grid_for
+from atoll.collectives.chunks import (
+    CHUNK_ELEMENTS_MAX,
+    CHUNK_ELEMENTS_MIN,
+    ChunkGrid,
+    grid_for,
+)
+from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.cost_model import Cost, Rates, Shape, pairwise_cost, routes_cost
 from atoll.collectives.planning.network_model import Network
@@ -114,6 +120,30 @@ class ReductionTask:
 
     def has_bbr(self, peer: int) -> bool:
         return self.bbr[peer] if self.bbr else False
+
+
+def task_of(
+    grid: ChunkGrid,
+    codec: Decoder,
+    *,
+    kinds: tuple[str, ...] = KINDS,
+    bbr: tuple[bool, ...] = (),
+    apart: tuple[tuple[int, int], ...] = (),
+) -> ReductionTask:
+    """Return the task of reducing a vector of this grid to a result in this codec.
+
+    The cost model knows one size of chunks: the mean of a part's and a result's, so that each line
+    carries the right sum of both, of equal shares.
+    """
+    both = codec.part_codec.encoded_bytes(grid.total) + codec.encoded_bytes(grid.total)
+    return ReductionTask(
+        grid.total,
+        8 * both / 2 / grid.total,
+        chunk_elements=grid.chunk_elements,
+        kinds=kinds,
+        bbr=bbr,
+        apart=apart,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from atoll.peer.cli.daemon import INTERRUPTED, add_daemon_verbs
 from atoll.peer.cli.doctor import add_doctor_verb
 from atoll.peer.cli.lab import add_lab_verb
 from atoll.peer.cli.page import add_replay_verb
+from atoll.peer.cli.plan import add_plan_verb
 from atoll.peer.cli.run import add_run_verb
 from atoll.peer.cli.running import add_running_verbs, show_status
 from atoll.peer.cli.settings import FILE, Parser, Settings, let_settings
@@ -79,8 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     views = add_view_verbs(verbs)
     told = add_authority_verbs(verbs)
     doctor = add_doctor_verb(verbs)
+    plan = add_plan_verb(verbs)
     config = add_config_verb(verbs, (*daemons, run))
-    for verb in (*daemons, run, *running, *views, *told, doctor, config):
+    for verb in (*daemons, run, *running, *views, *told, doctor, plan, config):
         verb.add_argument("--home", metavar="DIR", help="identity and sockets of this peer")
         verb.add_argument(
             "--config", metavar="FILE", help=f"options; default ./{FILE}, or {FILE} in the home"

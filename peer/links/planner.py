@@ -24,9 +24,9 @@ from atoll.collectives.codecs import Decoder, get_codec
 from atoll.collectives.planning.choice import (
     KINDS,
     Choice,
-    ReductionTask,
     choose,
     stream_bytes_per_s,
+    task_of,
 )
 from atoll.collectives.planning.network_model import Network
 from atoll.collectives.planning.pacing import carried_bytes, paces
@@ -257,16 +257,10 @@ def plan_rounds(
 
     They are in ascending order of peer id, as ``network`` has them. ``codec`` is that of the
     result. ``bbr``, ``kinds``, ``apart``: see ReductionTask.
-
-    The cost model knows one size of chunks: the mean of a part's and a result's, so that each line
-    carries the right sum of both, of equal shares.
     """
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
     result_bytes = codec.encoded_bytes(grid.total)
-    bits = 8 * (part_bytes + result_bytes) / 2 / grid.total
-    task = ReductionTask(
-        grid.total, bits, chunk_elements=grid.chunk_elements, kinds=kinds, bbr=bbr, apart=apart
-    )
+    task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)
     choice = choose(network, task, tuple(map(short, participants)))
     order = choice.order if choice.kind == "ring" else choice.sites
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))

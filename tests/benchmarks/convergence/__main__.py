@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from benchmarks.convergence.plan import Plan, quick_plan, worker_steps
 from benchmarks.convergence.quick import faults
-from benchmarks.convergence.report import write_choices, write_report
+from benchmarks.convergence.report import write_choices, write_losses, write_report
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
 from benchmarks.convergence.runner import Runner, one_row
@@ -32,6 +32,7 @@ from benchmarks.convergence.training import run_row
 ROOT = Path(__file__).parents[3]
 KEPT = ROOT / "docs" / "convergence"  # the table of the smallest model; others lie below it
 CHOOSING = ROOT / "docs" / "choosing.md"
+LOSSES = ROOT / "peer" / "plan" / "losses.json"
 CACHE = ROOT / ".cache" / "convergence"
 USUAL = Plan()
 
@@ -56,6 +57,7 @@ def main() -> int:
         write_report(out, plan, results)
         if out == KEPT:
             write_choices(CHOOSING, plan, results)
+            write_losses(LOSSES, plan, results)
 
     def done(result: Result) -> None:
         report()

@@ -11,9 +11,16 @@ from benchmarks.convergence.methods import CEILING, FLOOR, METHODS
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.plot import Level, Mark, plot
 from benchmarks.convergence.results import Results
-from benchmarks.convergence.table import choices, document, groups, heading_of, plot_name
+from benchmarks.convergence.table import (
+    choices,
+    document,
+    groups,
+    heading_of,
+    losses,
+    plot_name,
+)
 
-__all__ = ["BEGIN", "END", "replace_file", "write_choices", "write_report"]
+__all__ = ["BEGIN", "END", "replace_file", "write_choices", "write_losses", "write_report"]
 
 AXES = (
     "bytes sent per peer in the method's own steps (encoded payload, logarithmic)",
@@ -34,6 +41,11 @@ def write_choices(path: Path, plan: Plan, results: Results) -> None:
     if not (begin and end):
         raise ValueError(f"{path} has no marks around its table")  # what is below would be lost
     replace_file(path, f"{before}{BEGIN}{choices(plan, results)}{END}{after}")
+
+
+def write_losses(path: Path, plan: Plan, results: Results) -> None:
+    """Write the same figures for `atoll plan`, which ships without docs/."""
+    replace_file(path, losses(plan, results))
 
 
 def write_report(folder: Path, plan: Plan, results: Results) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from benchmarks.convergence.bars import verdicts
@@ -18,7 +19,7 @@ from benchmarks.convergence.sizes import (
     WEIGHT_DECAY,
 )
 
-__all__ = ["choices", "document", "groups", "heading_of", "plot_name"]
+__all__ = ["choices", "document", "groups", "heading_of", "losses", "plot_name"]
 
 HEAD = """# Convergence
 
@@ -148,6 +149,28 @@ def choices(plan: Plan, results: Results) -> str:
             )
         )
     return markdown(rows)
+
+
+def losses(plan: Plan, results: Results) -> str:
+    """What the table of docs/choosing.md is made of, as `atoll plan` reads it: a line for each."""
+    rows = [
+        {
+            "method": each.line.method,
+            "label": METHODS[each.line.method].label,
+            "sync_every": each.line.sync_every,
+            "start": each.line.start,
+            "steps": each.line.steps,
+            "above_percent": round(each.above.mean, 4),
+            "error_percent": None if each.above.error is None else round(each.above.error, 4),
+            "seeds": each.above.count,
+            "limits": METHODS[each.line.method].limits,
+        }
+        for each in summaries(plan, results)
+        if each.above is not None
+    ]
+    head = {"size": plan.size, "workers": plan.workers, "made_by": "make bench-convergence"}
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
 
 
 def above(summary: Summary | None) -> str:

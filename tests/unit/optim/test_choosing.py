@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.convergence.figures import summaries
-from benchmarks.convergence.methods import METHODS
+from benchmarks.convergence.methods import CEILING, METHODS
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.report import BEGIN, END
 from benchmarks.convergence.results import Results
-from benchmarks.convergence.table import choices
+from benchmarks.convergence.table import choices, losses
 from harness.grids import rest_is_slow
 from harness.method_costs import COSTS, Memory, Row, measure, measure_memory
 from torch import nn
@@ -36,6 +36,7 @@ from atoll.optim import (
     Swarm,
 )
 from atoll.optim.compressors import Compressor
+from atoll.peer.plan.losses import parse_losses
 
 SLACK = 0.5  # bytes of a parameter: copies of one of 48 layers, objects
 
@@ -164,3 +165,15 @@ def test_every_row_that_was_measured_is_printed() -> None:
     printed = rows("Measured")
     measured = {each.line.method for each in summaries(plan, results)}
     assert {METHODS[name].label for name in measured} <= printed.keys()
+
+
+def test_atoll_plan_knows_the_same_losses() -> None:
+    """``make bench-convergence`` writes them from the same rows."""
+    plan, results = Plan(), Results(FOLDER / "convergence" / "results.jsonl")
+    written = (FOLDER.parent / "peer" / "plan" / "losses.json").read_text("utf-8")
+    assert written == losses(plan, results)
+    cells = {tuple(line.strip("| ").split(" | ")[:2]): line for line in TEXT.splitlines()}
+    for row in parse_losses(written).rows:
+        if row.method != CEILING:
+            h = str(row.sync_every) if row.sync_every > 1 else ""
+            assert f"{100 * row.above:+.1f}" in cells[row.label, h], row

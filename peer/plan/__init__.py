@@ -1,0 +1,1 @@
+"""Predict the rounds of a run, and choose its method and settings by that: ``atoll plan``."""
