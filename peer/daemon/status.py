@@ -26,6 +26,7 @@ from atoll.peer.membership.view import (
     plain,
     short,
 )
+from atoll.peer.plan.reality import RoundTime, round_time
 
 LABEL_CHARACTERS = 10
 BANS_SHOWN_MAX = 20  # `atoll status --json` has more
@@ -91,6 +92,7 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "congestion": sorted({s.congestion for _, s in streams.outgoing() if not s.closed}),
         "own_links": parts.monitor.totals(),
         "last_round_s": executor.last_round_s,
+        "round_time": _round_time(parts),
         "last_commit_unix_s": executor.last_commit_unix_s,
         "left_out": node.heartbeats.left_out,
         "waiting": _waiting(parts),
@@ -144,6 +146,17 @@ def _layout(parts: Components) -> str:
     """Say which layout the last round that this peer took part in had, and why it was that."""
     layout = parts.executor.layout
     return (plain(layout.why) or layout.kind) if layout is not None else ""
+
+
+def _round_time(parts: Components) -> dict[str, float]:
+    """Return what a round should take and what it takes, in seconds; nothing if not known."""
+    view, state = parts.node.view, parts.executor.state
+    if view is None or state is None:
+        return {}
+    found = round_time(
+        parts.rows.table, view.peers, view.coordinator, state.spec, state.manifest.elements
+    )
+    return asdict(found) if found is not None else {}
 
 
 def _learners(parts: Components) -> list[dict[str, Any]]:
@@ -344,6 +357,8 @@ def render(status: dict[str, Any]) -> str:
     lines += _traffic(status)
     if status["layout"]:
         lines.append(_line("plan", status["layout"]))
+    if status["round_time"]:
+        lines.append(_line("round", RoundTime(**status["round_time"]).text))
     if status["digest"]:
         lines.append(_line("state", f"{status['digest'][:32]} after round {status['round']}"))
     if status["checkpoint"]:
