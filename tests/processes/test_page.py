@@ -61,7 +61,7 @@ def test_what_a_person_reads_of_a_real_run(tmp_path: Path) -> None:
         slow = seen.shows("#slow", f"{names['d']} is slow", "because it trains")
         assert "of each" in slow
         assert names["d"] in seen.text("#peers tr.slow")
-        seen.shows("#glance", "Peers", "4")
+        seen.shows("#glance", "Peers", "4", "Predicted", " %)")
         assert {*names.values()} <= {*re.findall(r"[0-9a-f]{8}", seen.text("#peers"))}
         # When it is done.
         seen.page.fill("#goal", "1000")

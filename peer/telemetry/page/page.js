@@ -154,6 +154,13 @@ function showStatus() {
 
 const lastEvent = (kind) => state.events.findLast((event) => event.kind === kind)?.text ?? "";
 
+// What a round should take, and by how much the last ones differ: `atoll status` says the same.
+function predicted(times) {
+  if (!times?.predicted_s) return "";
+  const beyond = Math.round(100 * (times.measured_s / times.predicted_s - 1));
+  return `${duration(times.predicted_s)} (${beyond < 0 ? "−" : "+"}${Math.abs(beyond)} %)`;
+}
+
 function showGlance() {
   const { status, history } = state;
   const losses = history ? present().map((peer) => history.last[peer].loss).filter((v) => v !== undefined) : [];
@@ -163,6 +170,7 @@ function showGlance() {
     ["Round", (status?.round || newestRound()).toLocaleString("en")],
     ["Peers", training ? `${members}, ${training} training` : members],
     ["Time per round", roundTime() ? duration(roundTime()) : "–"],
+    ["Predicted", predicted(status?.round_time)],
     ["Loss, mean", losses.length ? plain(losses.reduce((a, b) => a + b, 0) / losses.length) : "–"],
     ["Tokens", tokensSoFar() ? compact(tokensSoFar()) : ""],
     ["Tokens per second", tokensPerSecond() ? compact(tokensPerSecond()) : ""],
