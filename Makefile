@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
-         bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry \
+         bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry bench-plan \
          power-cuts restarts clean
 
 help:
@@ -57,6 +57,8 @@ help:
 	@echo "make bench-durable   what a run pays for rounds that survive a restart, and what a restart receives"
 	@echo "make bench-operated   what machines that are told to go and scripts that are killed lose in atoll run"
 	@echo "make bench-telemetry   what events and rows cost: processor time of daemons, bytes for each round and peer"
+	@echo "make bench-plan   rounds as atoll plan predicts them beside those of real daemons in a lab (needs root);"
+	@echo "             ARGS=\"--only choice\": whether what it recommends is the best of seven candidates"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
@@ -191,6 +193,10 @@ bench-operated: $(STAMP)
 bench-telemetry: $(STAMP)
 	$(BIN)/python tests/benchmarks/telemetry.py $(ARGS)
 
+# As root, on an idle machine: twelve minutes. ARGS="--only equal far --seed 7": two shapes.
+bench-plan: $(STAMP)
+	$(BIN)/python tests/benchmarks/plan.py $(ARGS)
+
 # The simulator. FIRST=N COUNT=M is short for SEEDS=N..N+M.
 SIMULATION := PYTHONPATH=tests $(BIN)/python -m simulation
 FIRST ?= 0
@@ -235,6 +241,7 @@ nightly: $(STAMP)
 	$(MAKE) power-cuts
 	$(MAKE) restarts
 	$(MAKE) soak HOURS=1
+	$(MAKE) bench-plan
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
