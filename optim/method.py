@@ -172,10 +172,10 @@ class Method(ABC):
         """Leave in order when one of these signals comes; by default SIGTERM or SIGINT.
 
         At the end of the local step at hand the steps since the last round are submitted (they
-        weigh what they are), and their round is waited for, ``wait_s`` at most. Then the session is
-        closed and the script ends with exit code 0; without ``exits`` it goes on with the run's
-        parameters, and its loop is to end because ``has_left`` is true. Handlers that were there
-        before are called too. `atoll run` does this for scripts that have no handlers.
+        weigh what they are), and their round is waited for, ``wait_s`` at most in all. Then the
+        session is closed and the script ends with exit code 0; without ``exits`` it goes on with
+        the run's parameters, and its loop is to end because ``has_left`` is true. Handlers that
+        were there before are called too. `atoll run` does this for scripts that have no handlers.
 
         ConfigError in another thread than the main one, and for methods that exchange at every
         step: they have no steps to hand in.

@@ -9,6 +9,7 @@ gone (peer/daemon/ipc_server.py).
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -55,6 +56,7 @@ from atoll.peer.rounds.entries import REDUCE
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 POLL_S = 0.05  # while a run has no state yet, or is in a round that is not ours
+ANSWER_S = 1.0  # a daemon answers within 50 ms: who has no time left hears what became of it
 LOOK_S = 1.0  # one question to the daemon waits so long; it answers at once when there is news
 CARRIERS = ("submit", "operate", "publish")  # commands with which figures travel
 # A supervisor starts a daemon again within seconds; who does it by hand needs a minute.
@@ -172,6 +174,7 @@ class TrainerChannel:
         self._region: Floats | None = None
         self._theta: list[Floats] = []
         self.deadline_s = 600.0
+        self._hurries_until_s = math.inf  # on the monotonic clock
         self._state_serial = -1
         self._submitted: dict[int, _Submission] = {}  # fragment -> what waits
         self._committed: dict[int, int] = {}  # fragment -> the last round that it was in
@@ -224,6 +227,7 @@ class TrainerChannel:
         """Attach to the daemon, and wait until the run's state can be pulled."""
         packed = {"blob": how.blob, "frozen": how.frozen}
         started_s = said_s = time.monotonic()
+        limit_s = self.limited(self.deadline_s)
         answer = self.ask_once("attach", **packed)
         region = self._receive("region", writable=True)
         written = False
@@ -234,7 +238,7 @@ class TrainerChannel:
             if answer["state"] == "void" and not answer["offered"]:
                 self.ask_once("offer", blob=how.blob)
             now_s = time.monotonic()
-            if now_s - started_s > self.deadline_s:
+            if now_s - started_s > limit_s:
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
@@ -310,12 +314,12 @@ class TrainerChannel:
         only when the daemon says so of the round that it is in, or would have been in: until then
         it is submitted again.
         """
-        started_s = time.monotonic()
+        started_s, limit_s = time.monotonic(), self.limited(self.deadline_s)
         while True:
             submission = self._submitted[fragment]
             value = self._outcome(submission.call)
             is_known = value["kind"] != "missed" or submission.since is None
-            if is_known or time.monotonic() - started_s > self.deadline_s:
+            if is_known or time.monotonic() - started_s > limit_s:
                 return value
             time.sleep(POLL_S)
             self._hand_over(fragment, submission)
@@ -366,13 +370,17 @@ class TrainerChannel:
 
     @contextlib.contextmanager
     def hurry(self, wait_s: float) -> Iterator[None]:
-        """Wait no longer than that for rounds, for answers, and for a daemon that has ended."""
-        before = self.deadline_s, self._reconnect_s
-        self.deadline_s, self._reconnect_s = (min(usual_s, wait_s) for usual_s in before)
+        """Wait no longer than that, in all, for rounds, answers, and a daemon that has ended."""
+        before_s = self._hurries_until_s
+        self._hurries_until_s = min(before_s, time.monotonic() + wait_s)
         try:
             yield
         finally:
-            self.deadline_s, self._reconnect_s = before
+            self._hurries_until_s = before_s
+
+    def limited(self, usual_s: float) -> float:
+        """Return how long a wait that begins now may last; less than usual for who hurries."""
+        return min(usual_s, max(0.0, self._hurries_until_s - time.monotonic()))
 
     def observe(self, **figures: Any) -> None:
         """Remember figures (numbers, or tensors of one) of a local step.
@@ -456,9 +464,10 @@ class TrainerChannel:
         self._calls += 1
         self._client.events.clear()  # answers to calls that were given up
         started_s = said_s = time.monotonic()
+        limit_s = self.limited(self.deadline_s)
         while why := self.ask_once("operate", call=self._calls, **call):
             now_s = time.monotonic()
-            if now_s - started_s > self.deadline_s:
+            if now_s - started_s > limit_s:
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
@@ -618,7 +627,8 @@ class TrainerChannel:
         if self._figures and command in CARRIERS:
             arguments["figures"] = {n: float(t) / count for n, (t, count) in self._figures.items()}
             self._figures.clear()
-        return self._client.ask(command, arguments, self._lifeline, self.deadline_s)
+        patience_s = max(ANSWER_S, self.limited(self.deadline_s))
+        return self._client.ask(command, arguments, self._lifeline, patience_s)
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -643,12 +653,13 @@ class TrainerChannel:
         `atoll run`: the next one has a script of its own. Raise SessionError if the daemon is of
         another run.
         """
-        if not self._reconnect_s:
+        reconnect_s = self.limited(self._reconnect_s)
+        if not reconnect_s:
             raise error
         ended_s = time.monotonic()
         if not is_orphaned():
             say(
-                f"{error.what}: waiting up to {duration(self._reconnect_s)} until it is started "
+                f"{error.what}: waiting up to {duration(reconnect_s)} until it is started "
                 f"again (atoll up or atoll join, --home {self._home})"
             )
         while True:
@@ -659,7 +670,7 @@ class TrainerChannel:
                     fix="start `atoll run` again: it starts the daemon and the script",
                 )
             try:
-                hello = self._connect(self._reconnect_s - (time.monotonic() - ended_s))
+                hello = self._connect(reconnect_s - (time.monotonic() - ended_s))
                 if is_orphaned():
                     continue  # the daemon is the next one's
                 if hello["run"] != self.run or hello["peer"] != self.peer_name:
@@ -672,11 +683,11 @@ class TrainerChannel:
                 how_it_goes_on = self._resume() if self._attached is not None else ""
             except NoDaemonError as late:
                 raise DaemonLostError(
-                    f"{error.what}, and did not come back within {duration(self._reconnect_s)}",
+                    f"{error.what}, and did not come back within {duration(reconnect_s)}",
                     fix=error.fix,
                 ) from late
             except DaemonLostError as again:
-                if time.monotonic() - ended_s > self._reconnect_s:
+                if time.monotonic() - ended_s > reconnect_s:
                     raise
                 error = again
                 continue
@@ -756,14 +767,15 @@ class TrainerChannel:
 
     def _outcome(self, call: int) -> dict[str, Any]:
         started_s = said_s = time.monotonic()
+        limit_s = self.limited(self.deadline_s)
         while True:
             for position, (kind, value) in enumerate(self._client.events):
                 if kind == "outcome" and value["call"] == call:
                     del self._client.events[position]
                     return value
-            self._client.receive(1.0, self._lifeline)
+            self._client.receive(min(1.0, limit_s), self._lifeline)
             now_s = time.monotonic()
-            if now_s - started_s > self.deadline_s:
+            if now_s - started_s > limit_s:
                 raise self._too_late(now_s - started_s)
             if now_s - said_s > PROGRESS_S:
                 said_s = now_s
@@ -807,8 +819,9 @@ class AskedVector:
         """
         channel, began_s = self._channel, time.monotonic()
         said_s, state, waited_s = began_s, "asked", 0.0
+        timeout_s, arrival_s = channel.limited(timeout_s), channel.limited(channel.deadline_s)
         while state != "here":
-            limit_s = timeout_s if state == "asked" else channel.deadline_s
+            limit_s = timeout_s if state == "asked" else arrival_s
             look_s = min(LOOK_S, max(0.0, limit_s - waited_s))
             state = self._ask("look_for_vector", timeout_s=look_s)
             waited_s = time.monotonic() - began_s
