@@ -581,7 +581,7 @@ class Daemon:
 
     def trainer_figures(self) -> Mapping[str, float]:
         trainer = self.parts.trainers.trainer
-        return trainer.metrics if trainer is not None else {}
+        return trainer.figures if trainer is not None else {}
 
     def links_seen(self) -> tuple[LinkSeen, ...]:
         view, me = self.node.view, self.node.me.peer

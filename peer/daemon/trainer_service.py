@@ -38,6 +38,7 @@ from atoll.peer.telemetry.rows import is_figure
 
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
 NAME_CHARACTERS_MAX = 64  # ... and the length of their names
+TOTALS = ("steps", "tokens")  # which methods count by themselves
 
 
 @dataclass(slots=True)
@@ -59,6 +60,16 @@ class AttachedTrainer:
     since: dict[int, int] = field(default_factory=dict)
     again: set[int] = field(default_factory=set)
     metrics: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)  # as its method counts them
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Return what rows tell of it.
+
+        A script may report a total of its own beside the method's: two that take turns would look
+        like one that falls and begins anew, again and again.
+        """
+        return self.metrics | self.totals
 
 
 class TrainerService:
@@ -411,9 +422,14 @@ class TrainerService:
         return loss
 
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
-        self.note_figures(self.known(client), arguments["metrics"])
+        self._note_reported(self.known(client), arguments["metrics"])
 
     def note_figures(self, trainer: AttachedTrainer, figures: dict[str, float]) -> None:
+        """Keep figures that have come with a submission, among them the totals of its method."""
+        self._note_reported(trainer, figures)
+        trainer.totals |= {name: float(figures[name]) for name in TOTALS if name in figures}
+
+    def _note_reported(self, trainer: AttachedTrainer, figures: dict[str, float]) -> None:
         """Keep what the trainer says of itself, for the status and the log.
 
         Of a loss that is no number any more the line of the round tells, and nothing else.

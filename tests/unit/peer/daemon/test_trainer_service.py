@@ -62,6 +62,21 @@ def test_a_loss_that_is_no_number_is_in_the_line_of_the_round_alone(
     assert str(trainers.new_loss()) == str(loss)
 
 
+def test_rows_have_the_totals_of_the_method_where_a_script_reports_its_own_beside_them(
+    run: TinyRun,
+) -> None:
+    trainers = service_of(run, [])
+    trainer = trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
+    report = trainers.handlers()["report"]
+    asyncio.run(report(CLIENT, {"metrics": {"steps": 5000.0, "tokens": 7.0}}))
+    assert trainer.figures == {"steps": 5000.0, "tokens": 7.0}  # nobody else counts
+    for number in (20.0, 40.0):
+        trainers.note_figures(trainer, {"steps": number})
+        asyncio.run(report(CLIENT, {"metrics": {"steps": 5000.0 + number}}))
+        assert trainer.figures == {"steps": number, "tokens": 7.0}
+    assert trainer.metrics["steps"] == 5040.0  # what `atoll status` shows of the script
+
+
 def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:
     """Another state may well have come to the same generation."""
     valid = service_of(run, []).handlers()["valid"]
