@@ -158,11 +158,12 @@ class Method(ABC):
         """Tell this peer's daemon how training goes.
 
         Call ``report(loss=loss)`` after a step, as often as you like. The mean of what was reported
-        since the last round (of replicas: outer step) travels to the daemon with the next, and no
-        further: ``atoll status`` shows it, and the line of each round in the daemon's log has the
-        ``loss``. Costs nothing worth mentioning: a tensor is read when it travels. Where the
-        optimizer is given a closure that returns a loss, that is reported without a call. Of ranks
-        the first one's counts.
+        since the last round (of replicas: outer step) travels to the daemon with the next, and
+        ``atoll status`` shows it. ``loss`` is also in the line of each round in the daemon's log,
+        and all peers see it on the status page, as well as ``heldout_loss``, which may be reported
+        as seldom as it is measured. Costs nothing worth mentioning: a tensor is read when it
+        travels. Where the optimizer is given a closure that returns a loss, that is reported
+        without a call. Of ranks the first one's counts.
         """
         self._channel.observe(**figures)
 

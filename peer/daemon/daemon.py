@@ -583,6 +583,9 @@ class Daemon:
         trainer = self.parts.trainers.trainer
         return trainer.figures if trainer is not None else {}
 
+    def new_heldout_loss(self) -> float | None:
+        return self.parts.trainers.new_heldout_loss()
+
     def links_seen(self) -> tuple[LinkSeen, ...]:
         view, me = self.node.view, self.node.me.peer
         others = [peer for peer in view.peers if peer != me] if view is not None else []

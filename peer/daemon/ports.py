@@ -253,6 +253,9 @@ class RowsPort(Messenger, Protocol):
     def trainer_figures(self) -> Mapping[str, float]:
         """Return what the trainer has reported; nothing without one."""
 
+    def new_heldout_loss(self) -> float | None:
+        """Return the held-out loss that the trainer has reported since the last call, if any."""
+
     def links_seen(self) -> tuple[LinkSeen, ...]:
         """Return what was measured of the links to the other members."""
 

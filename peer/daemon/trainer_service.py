@@ -7,6 +7,7 @@ started again gets a new one, so that a round in progress still reads what was s
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -93,6 +94,7 @@ class TrainerService:
         self._pids: dict[bytes, int] = {}
         self.trainer: AttachedTrainer | None = None
         self._new_loss: float | None = None  # that no line of the log has shown
+        self._new_heldout_loss: float | None = None  # that no row has told
         self._submitted_s: dict[int, float] = {}  # fragment -> when the trainer was done with it
 
     def handlers(self) -> dict[str, Handler]:
@@ -421,6 +423,11 @@ class TrainerService:
         loss, self._new_loss = self._new_loss, None
         return loss
 
+    def new_heldout_loss(self) -> float | None:
+        """Return the held-out loss that the trainer has reported since the last call; or None."""
+        loss, self._new_heldout_loss = self._new_heldout_loss, None
+        return loss
+
     async def _report(self, client: bytes, arguments: dict[str, Any]) -> None:
         self._note_reported(self.known(client), arguments["metrics"])
 
@@ -443,6 +450,9 @@ class TrainerService:
                 known[name] = float(value)
         if "loss" in figures:
             self._new_loss = float(figures["loss"])
+        heldout = float(figures.get("heldout_loss", math.nan))
+        if is_figure(heldout):
+            self._new_heldout_loss = heldout
 
     async def _validations(self, client: bytes, _: dict[str, Any]) -> list[dict[str, Any]]:
         self.known(client)

@@ -97,7 +97,7 @@ def frame(payload: bytes) -> bytes:
 
 
 @dataclass_transform(frozen_default=True)
-def message(*, wire: str) -> Callable[[type[_T]], type[_T]]:
+def message(*, wire: str, sparse: tuple[str, ...] = ()) -> Callable[[type[_T]], type[_T]]:
     """Make the decorated class a message: a frozen dataclass that goes on the wire as ``wire``.
 
     :func:`encode` and :func:`decode` know it by that name, which is said beside the class, so that
@@ -108,6 +108,8 @@ def message(*, wire: str) -> Callable[[type[_T]], type[_T]]:
     bool, str, bytes, ``X | None``, ``tuple[X, ...]`` (at most ARRAY_ITEMS_MAX), ``dict[str, X]``
     (at most MAP_ITEMS_MAX), messages defined above, and ``Annotated[X, Within(low, high)]`` of
     these. A ``__post_init__`` that raises ValueError refuses values.
+
+    ``sparse``: fields that are None in most messages, and then take no bytes.
     """
     if not (isinstance(wire, str) and _WIRE_NAME.fullmatch(wire)):
         raise LocalProtocolError(f"{wire!r} is no name of a message on the wire")
@@ -117,6 +119,11 @@ def message(*, wire: str) -> Callable[[type[_T]], type[_T]]:
         if wire in _REGISTRY:
             raise LocalProtocolError(f"two message classes are named {wire}")
         _SCHEMAS[made] = _schema_of(made, wire)
+        known = {field.name: field.required for field in _SCHEMAS[made]}
+        if any(known.get(name, True) for name in sparse):
+            raise LocalProtocolError(f"{wire} has not all of {sparse}, or cannot do without")
+        if sparse:
+            _SPARSE[made] = sparse
         _REGISTRY[wire] = made
         _NAMES[made] = wire
         return made
@@ -215,6 +222,7 @@ class _Field:
 _REGISTRY: dict[str, type] = {}
 _ELSEWHERE: dict[str, str] = {}  # modules that define messages which are not registered yet
 _SCHEMAS: dict[type, tuple[_Field, ...]] = {}
+_SPARSE: dict[type, tuple[str, ...]] = {}
 _NAMES: dict[type, str] = {}
 
 
@@ -245,7 +253,11 @@ def _to_map(value: object) -> dict[str, Any]:
     schema = _SCHEMAS.get(type(value))
     if schema is None:
         raise TypeError(f"{type(value).__name__} is not a message class or a supported field type")
-    return {field.name: getattr(value, field.name) for field in schema}
+    found = {field.name: getattr(value, field.name) for field in schema}
+    for name in _SPARSE.get(type(value), ()):
+        if found[name] is None:
+            del found[name]
+    return found
 
 
 def _build(cls: type, values: Any, where: str) -> Any:

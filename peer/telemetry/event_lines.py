@@ -90,7 +90,8 @@ def row_text(row: dict[str, Any]) -> str:
         parts[-1] += f" for {listed([plain(str(name)) for name in late])}"
     text = f"{plain(str(row.get('peer', '?')))}  {rounds}  {_of(row, 'took_s'):.1f} s"
     text += f" ({', '.join(parts)})  {size(sum(row.get('sent', ())))} sent"
-    return f"{text}  loss {row['loss']:.4g}" if "loss" in row else text
+    text += f"  loss {row['loss']:.4g}" if "loss" in row else ""
+    return f"{text}  held-out {row['heldout_loss']:.4g}" if "heldout_loss" in row else text
 
 
 def _of(row: dict[str, Any], name: str) -> float:

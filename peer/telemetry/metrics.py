@@ -130,6 +130,7 @@ def _of_peers(status: Status, rows: dict[str, Row]) -> Iterator[Metric]:
     for name, text, key in (
         ("round", "The last round that it has told of", "last"),
         ("loss", "The loss that its trainer has reported", "loss"),
+        ("heldout_loss", "The held-out loss that its trainer has reported last", "heldout_loss"),
         ("tokens", "The tokens that its trainer has counted", "tokens"),
         ("memory_bytes", "Memory of its daemon", "memory_bytes"),
         ("row_timestamp_seconds", "When its last row was made, by its clock", "unix_s"),

@@ -164,6 +164,7 @@ class RowReporter:
             phase=phase[:TEXT_CHARACTERS_MAX],
             error=error[:TEXT_CHARACTERS_MAX],
             links=daemon.links_seen() if has_links else (),
+            heldout_loss=daemon.new_heldout_loss(),
         )
 
 

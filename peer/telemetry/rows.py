@@ -63,7 +63,7 @@ class LinkSeen:
         _check((self.rtt_s, self.out, self.loss))
 
 
-@message(wire="RoundRow")
+@message(wire="RoundRow", sparse=("heldout_loss",))
 @dataclass(frozen=True, slots=True)
 class RoundRow:
     """Tell what the sender has seen of the rounds ``first`` to ``last``, which are usually one.
@@ -76,6 +76,8 @@ class RoundRow:
     what the peer's own links have carried, bytes per second. ``peers``: how many took part in
     ``last``; ``counted``: whether this one did. ``loss``, ``tokens``, ``steps``: what its trainer
     has reported. ``predicted_s``: what the plan has promised for the exchange; 0: nothing.
+    ``heldout_loss``: what the trainer has measured on held-out data since the row before, if it
+    has: that comes seldom, so a row without it has no bytes for it.
     """
 
     first: int
@@ -101,6 +103,7 @@ class RoundRow:
     phase: Annotated[str, Within(0, TEXT_CHARACTERS_MAX)] = ""
     error: Annotated[str, Within(0, 4 * TEXT_CHARACTERS_MAX)] = ""
     links: Annotated[tuple[LinkSeen, ...], Within(0, MEMBERS_MAX)] = ()
+    heldout_loss: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
@@ -108,7 +111,7 @@ class RoundRow:
         times = (self.unix_s, self.took_s, self.compute_s, self.wait_s, self.exchange_s)
         counts = (*self.sent, *self.received, self.up, self.down, self.peers, self.attempts)
         _check((*times, self.predicted_s, self.memory_bytes, *counts))
-        for figure in (self.loss, self.tokens, self.steps):
+        for figure in (self.loss, self.heldout_loss, self.tokens, self.steps):
             if figure is not None and not is_figure(figure):
                 raise ValueError(f"a trainer's figure is a number, not {figure}")
 
@@ -139,8 +142,9 @@ def plain_row(peer: bytes, row: RoundRow) -> dict[str, Any]:
         if value := getattr(row, name):
             found[name] = round(value, 4) if type(value) is float else value
     found |= {"first": row.first, "last": row.last, "took_s": round(row.took_s, 4)}
-    if row.loss is not None:
-        found["loss"] = float(f"{row.loss:.6g}")
+    for name in ("loss", "heldout_loss"):
+        if (loss := getattr(row, name)) is not None:
+            found[name] = float(f"{loss:.6g}")
     found["sent"], found["received"] = list(row.sent), list(row.received)
     if row.waited_for:
         found["waited_for"] = [name.hex() for name in row.waited_for]
@@ -238,7 +242,10 @@ class RoundClock:
 
 
 class RowTable:
-    """Keep the last rows of each peer, in order; bounded. No clock."""
+    """Keep the last rows of each peer, in order; bounded. No clock.
+
+    A row that tells of no held-out loss has that of the row before it here: the last that is known.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[bytes, deque[RoundRow]] = {}
@@ -253,6 +260,8 @@ class RowTable:
         if now_s - self._heard_s.get(peer, -math.inf) < ROW_EVERY_S / 2:
             return False
         kept = self._rows.pop(peer, None) or deque(maxlen=ROWS_KEPT)
+        if kept and row.heldout_loss is None and kept[-1].heldout_loss is not None:
+            row = replace(row, heldout_loss=kept[-1].heldout_loss)
         kept.append(row)
         self._rows[peer] = kept  # the last that was heard is the last to be forgotten
         self._heard_s[peer] = now_s

@@ -16,7 +16,17 @@ TRACK = 1  # the number of the one track that each peer has
 OF_ALL = 0  # the process of the events that are of no single peer
 INSTANTS = frozenset({"view", "fork", "ban", "error", "checkpoint", "trainer"})  # types of events
 US = 1e6
-ARGUMENTS = ("attempts", "peers", "counted", "loss", "tokens", "steps", "predicted_s", "error")
+ARGUMENTS = (
+    "attempts",
+    "peers",
+    "counted",
+    "loss",
+    "heldout_loss",
+    "tokens",
+    "steps",
+    "predicted_s",
+    "error",
+)
 
 
 def chrome_trace(events: Iterable[dict[str, Any]], rounds: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import math
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
@@ -19,10 +20,16 @@ from atoll.peer.telemetry.rows import LINKS_EVERY_S, LinkSeen, RoundRow, brief, 
 PARAMETERS = 25e6
 STEPS, TOKENS = 100, 100 * 8192
 AWAY_S = 600.0
+HELDOUT_ABOVE = 0.5  # by which a held-out loss is above that of training
 
 
-def write(folder: Path, peers: int, hours: float, round_s: float, seed: int = 0) -> list[str]:
-    """Write the files; the names of the peers."""
+def write(
+    folder: Path, peers: int, hours: float, round_s: float, seed: int = 0, heldout_every: int = 0
+) -> list[str]:
+    """Write the files; the names of the peers.
+
+    ``heldout_every``: rounds from one held-out loss of each to the next; 0: nobody tells any.
+    """
     drawn = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     ids = [drawn.randbytes(32) for _ in range(peers)]
@@ -53,7 +60,10 @@ def write(folder: Path, peers: int, hours: float, round_s: float, seed: int = 0)
         who = f"{len(here)} peers  {round_s:.1f} s"
         event(over_s, "round", f"round {number}  {who}  4.1 MB sent")
         for i in here:
-            file.append(plain_row(ids[i], row(drawn, ids, i, number, over_s, round_s, len(here))))
+            told = row(drawn, ids, i, number, over_s, round_s, len(here))
+            if heldout_every and number % heldout_every == 0:
+                told = replace(told, heldout_loss=(told.loss or 0.0) + HELDOUT_ABOVE)
+            file.append(plain_row(ids[i], told))
     file.close()
     return names
 

@@ -198,3 +198,44 @@ def test_anybody_can_use_it(recorded: PageServer, scheme: str, width: int) -> No
             assert seen.complaints == []
     finally:
         recorded.close()
+
+
+def test_held_out_loss_is_told_from_that_of_training(tmp_path: Path) -> None:
+    """By its line, the legend, the table and what is read, of a recorded run; it comes seldom."""
+    names = write(tmp_path, peers=4, hours=0.3, round_s=5.0, heldout_every=20)
+    page = PageServer("127.0.0.1", 0, History(tmp_path), tmp_path)
+    page.start(lambda: None)
+    try:
+        with tab() as seen:
+            seen.open(page.url(""))
+            legend = seen.page.locator("#loss .legend .item").all_inner_texts()
+            assert [text.strip() for text in legend] == ["training", "held-out"]
+            seen.shows("#glance", "Training loss, mean", "Held-out loss, mean")
+            heads = seen.page.locator("#peers th[scope=col]").all_inner_texts()
+            cells = seen.page.locator(f"#peers tr:has(th:text('{names[0]}')) td").all_inner_texts()
+            of = dict(zip(heads[1:], cells, strict=True))
+            assert float(of["Held-out loss"]) > float(of["Training loss"]) > 2
+            # Four lines of each kind; one that is seldom is in one piece, and dashed.
+            assert seen.page.locator("#loss .chart .line").count() == 8
+            drawn = seen.page.locator("#loss .chart .seldom")
+            assert drawn.count() == 4
+            assert drawn.first.evaluate("line => getComputedStyle(line).strokeDasharray") != "none"
+            line = str(drawn.first.get_attribute("d"))
+            assert (line.count("M"), line.count("L")) == (1, 216 // 20 - 1)
+            assert seen.page.locator("#loss .chart .dots").count() == 4
+            # What screen readers and the arrow keys are told; between two points the last one.
+            label = str(seen.page.get_attribute("#loss svg.chart", "aria-label"))
+            assert label.startswith("Training and held-out loss that each trainer has reported")
+            assert re.search(rf" training: .*{names[0]} \d.*; held-out: .*{names[0]} \d", label)
+            seen.page.focus("#loss .chart-box")
+            seen.page.keyboard.press("Home")
+            assert "held-out" not in seen.text("#loss .reading")  # none was measured by then
+            seen.page.keyboard.press("End")
+            said = seen.text("#loss .reading")
+            trained, _, held_out = said.partition("; held-out: ")
+            assert re.search(rf" training: .*{names[0]} \d[\d.]*( · |$)", trained)
+            assert re.search(rf"{names[0]} \d[\d.]* at \d\d:\d\d:\d\d", held_out)
+            assert seen.violations() == []
+            assert seen.complaints == []
+    finally:
+        page.close()

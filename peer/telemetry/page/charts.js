@@ -58,8 +58,9 @@ function axes(picture, width, height, x, y, times, values, format) {
   }
 }
 
-// lines: [{name, values, style, faint, strong}] over times (unix_s), values may be null.
-// With stacked, each line lies on the one before, and is filled.
+// lines: [{name, values, style, faint, strong, kind, seldom}] over times (unix_s), values may be null.
+// With stacked, each line lies on the one before, and is filled. A seldom line is dashed and joins the points
+// that there are, which have dots; then a legend says which kind of line is which.
 export function lineChart(box, { times, lines, format, stacked = false, from_zero = false, unit = 1, label }) {
   const shown = lines.filter((line) => line.values.some((v) => v !== null));
   if (!times.length || !shown.length) {
@@ -70,8 +71,8 @@ export function lineChart(box, { times, lines, format, stacked = false, from_zer
   const known = tops.flat().filter((v) => v !== null);
   let low = stacked || from_zero ? 0 : known.reduce((a, b) => Math.min(a, b)), high = known.reduce((a, b) => Math.max(a, b));
   if (high === low) { high += Math.abs(high) * 0.1 || 1; low -= stacked || from_zero ? 0 : Math.abs(low) * 0.1 || 1; }
-  const last = shown.map((line) => `${line.name} ${format(line.values.findLast((v) => v !== null))}`);
-  const { picture, width } = frame(box, `${label}. Last: ${last.slice(0, 24).join(", ")}`, HEIGHT);
+  const last = said(shown.slice(0, 24), (line) => `${line.name} ${format(line.values.findLast((v) => v !== null))}`, ", ");
+  const { picture, width } = frame(box, `${label}. Last: ${last}`, HEIGHT);
   const first = times[0], end = times.at(-1) > first ? times.at(-1) : first + 1;
   const x = (t) => LEFT + ((t - first) / (end - first)) * (width - LEFT - RIGHT);
   const y = (v) => HEIGHT - BOTTOM - ((v - low) / (high - low)) * (HEIGHT - TOP - BOTTOM);
@@ -80,22 +81,49 @@ export function lineChart(box, { times, lines, format, stacked = false, from_zer
     const line = shown[i];
     if (stacked) picture.append(svg("path", { class: `f${line.style % 4}`, d: area(times, tops[i - 1], top, x, y) }));
     else picture.append(svg("path", {
-      class: `line c${line.style % 8} d${Math.floor(line.style / 8) % 3}${line.faint ? " faint" : ""}${line.strong ? " strong" : ""}`,
-      d: path(times, top, x, y),
+      class: `line c${line.style % 8} d${Math.floor(line.style / 8) % 3}${line.seldom ? " seldom" : ""}${line.faint ? " faint" : ""}${line.strong ? " strong" : ""}`,
+      d: path(times, top, x, y, line.seldom),
     }));
+    if (line.seldom) picture.append(svg("path", { class: `dots c${line.style % 8}${line.faint ? " faint" : ""}`, d: dots(times, top, x, y) }));
   });
   const reading = box.querySelector(".reading") ?? paragraph("", "reading");
-  const texts = (i) => shown.filter((l) => !l.faint && l.values[i] !== null).map((l) => `${l.name} ${format(l.values[i])}`);
+  const texts = (i) => said(shown.filter((line) => !line.faint), (line) => readAt(line, times, i, format), " · ");
   const group = withCursor(picture, times, x, reading, texts, label);
   const had = box.contains(document.activeElement);
-  box.replaceChildren(...(stacked ? [legend(shown)] : []), group, reading);
+  const marks = stacked ? areaMarks(shown) : shown.some((line) => line.seldom) ? kindMarks(shown) : [];
+  box.replaceChildren(...(marks.length ? [legend(marks)] : []), group, reading);
   if (had) group.focus();
 }
 
-function legend(lines) {
+// What the lines say, those of one kind together.
+function said(lines, text, between) {
+  const kinds = [...new Set(lines.map((line) => line.kind))].map((kind) => {
+    const found = lines.filter((line) => line.kind === kind).map(text).filter(Boolean).join(between);
+    return kind && found ? `${kind}: ${found}` : found;
+  });
+  return kinds.filter(Boolean).join("; ");
+}
+
+// What a line says at a moment; a seldom one what it said last, and when.
+function readAt(line, times, i, format) {
+  const at = line.seldom ? line.values.slice(0, i + 1).findLastIndex((v) => v !== null) : i;
+  const value = line.values[at] ?? null;
+  return value === null ? "" : `${line.name} ${format(value)}${at === i ? "" : ` at ${clock(times[at])}`}`;
+}
+
+const areaMarks = (lines) => [...lines].reverse().map(({ name, style }) => [name, svg("path", { class: `f${style % 4}`, d: "M0 0h18v12h-18z" })]);
+
+function kindMarks(lines) {
+  const seldom = new Map(lines.map((line) => [line.kind, line.seldom]));
+  return [...seldom].map(([kind, is_seldom]) => is_seldom
+    ? [kind, svg("path", { class: "line kind seldom d0", d: "M0 6h18" }), svg("path", { class: "dots kind", d: "M9 6h.01" })]
+    : [kind, svg("path", { class: "line kind", d: "M0 6h18" })]);
+}
+
+function legend(marks) {
   const made = paragraph("", "note legend");
-  for (const { name, style } of [...lines].reverse()) {
-    const mark = svg("svg", { class: "mark", viewBox: "0 0 18 12", "aria-hidden": "true" }, svg("path", { class: `f${style % 4}`, d: "M0 0h18v12h-18z" }));
+  for (const [name, ...drawn] of marks) {
+    const mark = svg("svg", { class: "mark", viewBox: "0 0 18 12", "aria-hidden": "true" }, ...drawn);
     const item = document.createElement("span");
     item.className = "item";
     item.append(mark, ` ${name}`);
@@ -109,15 +137,18 @@ function stack(lines) {
   return lines.map((line) => line.values.map((v, i) => (sums[i] += v ?? 0)));
 }
 
-function path(times, values, x, y) {
+function path(times, values, x, y, joined) {
   let text = "", pen = "M";
   values.forEach((value, i) => {
-    if (value === null) { if (!lonely(values, i)) pen = "M"; return; }
+    if (value === null) { if (!joined && !lonely(values, i)) pen = "M"; return; }
     text += `${pen}${x(times[i]).toFixed(1)} ${y(value).toFixed(1)}`;
     pen = "L";
   });
   return /L/.test(text) ? text : `${text}h1.5`;
 }
+
+const dots = (times, values, x, y) =>
+  values.map((value, i) => (value === null ? "" : `M${x(times[i]).toFixed(1)} ${y(value).toFixed(1)}h.01`)).join("");
 
 // A gap of a few points is drawn over: rounds may be longer than a point is wide.
 function lonely(values, i) {
@@ -148,7 +179,7 @@ function withCursor(picture, times, x, reading, texts, label) {
     cursor.setAttribute("x1", x(times[at]));
     cursor.setAttribute("x2", x(times[at]));
     cursor.setAttribute("visibility", "visible");
-    reading.textContent = `${clock(times[at])}  ${texts(at).join(" · ") || "nothing"}`;
+    reading.textContent = `${clock(times[at])}  ${texts(at) || "nothing"}`;
   };
   group.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: times.length - 1 };

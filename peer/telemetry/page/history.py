@@ -36,7 +36,7 @@ POINTS_MAX = 1000
 EVENTS_MAX = 1000  # that one answer has
 
 # What a bucket of a peer adds up; one of the whole run: bytes sent and received, by purpose.
-ROUNDS, TOOK, COMPUTE, WAIT, EXCHANGE, LOSS, LOSSES, MEMORY = range(8)
+ROUNDS, TOOK, COMPUTE, WAIT, EXCHANGE, LOSS, LOSSES, HELDOUT, HELDOUTS, MEMORY = range(10)
 
 
 class _Levels:
@@ -299,6 +299,8 @@ class History:
         if row.get("links"):
             peer.links = row.pop("links")
         peer.rounds.append({name: row[name] for name in SHOWN_OF_ROUNDS if name in row})
+        if "heldout_loss" in peer.last:  # it comes seldom: the last that is known
+            row.setdefault("heldout_loss", peer.last["heldout_loss"])
         peer.last = row
 
     def _note_time(self, moment: float) -> None:
@@ -341,13 +343,18 @@ def _with_last(peer: str, rounds: dict[str, list[dict[str, Any]]]) -> list[dict[
 def _figures(row: dict[str, Any]) -> list[float]:
     """Return what a row adds to a bucket of its peer, in the order of the figures."""
     times = [row.get(name, 0.0) for name in ("took_s", "compute_s", "wait_s", "exchange_s")]
-    loss = row.get("loss")
-    losses = [0.0, 0.0] if loss is None else [loss, 1.0]
+    losses = []
+    for name in ("loss", "heldout_loss"):
+        loss = row.get(name)
+        losses += [0.0, 0.0] if loss is None else [loss, 1.0]
     return [row["last"] - row["first"] + 1, *times, *losses, row.get("memory_bytes", 0)]
 
 
 def _drawn(buckets: list[array[float] | None]) -> dict[str, list[float | None]]:
-    """Return what is drawn of a peer's buckets; None where there were no rows."""
+    """Return what is drawn of a peer's buckets; None where there is nothing.
+
+    A held-out loss only of who has told one: of many peers it would be many empty series.
+    """
 
     def each(figure: Callable[[array[float]], float | None]) -> list[float | None]:
         return [figure(bucket) if bucket is not None else None for bucket in buckets]
@@ -355,8 +362,13 @@ def _drawn(buckets: list[array[float] | None]) -> dict[str, list[float | None]]:
     def per_round(place: int) -> Callable[[array[float]], float | None]:
         return lambda b: float(f"{b[place] / b[ROUNDS]:.4g}") if b[ROUNDS] else None
 
+    def mean(total: int, count: int) -> Callable[[array[float]], float | None]:
+        return lambda b: float(f"{b[total] / b[count]:.5g}") if b[count] else None
+
+    heldout = each(mean(HELDOUT, HELDOUTS))
     return {
-        "loss": each(lambda b: float(f"{b[LOSS] / b[LOSSES]:.5g}") if b[LOSSES] else None),
+        "loss": each(mean(LOSS, LOSSES)),
+        **({"heldout_loss": heldout} if any(loss is not None for loss in heldout) else {}),
         "memory_bytes": each(lambda b: b[MEMORY] or None),
         "took_s": each(per_round(TOOK)),
         "compute_s": each(per_round(COMPUTE)),

@@ -27,6 +27,7 @@ const memory = (v) => scaled(v, 1024, ["B", "KiB", "MiB", "GiB", "TiB"]);
 const rate = (v) => scaled(8 * v, 1000, ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"]);
 const compact = (v) => v.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
 const plain = (v) => (v === 0 ? "0" : number(v, 4));
+const lossText = (v) => (v === undefined ? "–" : plain(v));
 
 function duration(s) {
   if (s < 1) return `${number(1000 * s, 2)} ms`;
@@ -163,7 +164,7 @@ function predicted(times) {
 
 function showGlance() {
   const { status, history } = state;
-  const losses = history ? present().map((peer) => history.last[peer].loss).filter((v) => v !== undefined) : [];
+  const [losses, heldout] = ["loss", "heldout_loss"].map((name) => present().map((peer) => history.last[peer][name]).filter((v) => v !== undefined));
   const training = status?.members.filter((member) => member.attached).length;
   const members = status ? `${status.members.length}` : `${present().length}`;
   tiles("glance", [
@@ -171,7 +172,8 @@ function showGlance() {
     ["Peers", training ? `${members}, ${training} training` : members],
     ["Time per round", roundTime() ? duration(roundTime()) : "–"],
     ["Predicted", predicted(status?.round_time)],
-    ["Loss, mean", losses.length ? plain(losses.reduce((a, b) => a + b, 0) / losses.length) : "–"],
+    [heldout.length ? "Training loss, mean" : "Loss, mean", losses.length ? plain(average(losses)) : "–"],
+    ["Held-out loss, mean", heldout.length ? plain(average(heldout)) : ""],
     ["Tokens", tokensSoFar() ? compact(tokensSoFar()) : ""],
     ["Tokens per second", tokensPerSecond() ? compact(tokensPerSecond()) : ""],
     ["Sent by all", history ? size(Object.values(history.totals).reduce((sum, t) => sum + t.sent.reduce((a, b) => a + b, 0), 0)) : "–"],
@@ -185,6 +187,7 @@ function showPeers() {
   const { history, status } = state;
   const members = new Map((status?.members ?? []).map((member) => [member.peer, member]));
   const names = [...new Set([...members.keys(), ...present(), ...peersKnown()])];
+  const has_heldout = names.some((peer) => history.last[peer]?.heldout_loss !== undefined);
   const rows = names.map((peer) => {
     const found = rowsOf(peer), last = history.last[peer] ?? {}, member = members.get(peer);
     const took = mean(found, "took_s"), share = (name) => (took ? `${duration(mean(found, name))} (${Math.round((100 * mean(found, name)) / took)} %)` : "–");
@@ -197,12 +200,12 @@ function showPeers() {
       cells: [
         peer + (member?.you ? " (this)" : ""), role, (last.last ?? member?.round ?? "–").toLocaleString("en"),
         share("compute_s"), share("wait_s"), late.slice(0, 2).join(", ") + (late.length > 2 ? " …" : "") || "nobody", share("exchange_s"),
-        steps ? number(steps) : "–", last.loss !== undefined ? plain(last.loss) : "–",
+        steps ? number(steps) : "–", lossText(last.loss), ...(has_heldout ? [lossText(last.heldout_loss)] : []),
         last.up ? rate(last.up) : "–", last.down ? rate(last.down) : "–",
       ],
     };
   });
-  const heads = ["Peer", "Role", ">Round", ">Training", ">Waiting", "for", ">Exchange", ">Steps/s", ">Loss", ">Up", ">Down"];
+  const heads = ["Peer", "Role", ">Round", ">Training", ">Waiting", "for", ">Exchange", ">Steps/s", ...(has_heldout ? [">Training loss", ">Held-out loss"] : [">Loss"]), ">Up", ">Down"];
   table("peers", heads, rows);
   const errors = names.filter((peer) => history.last[peer]?.error && !isGone(peer));
   at("errors").replaceChildren(...errors.map((peer) => h("li", {}, `${peer}: ${history.last[peer].error}`)));
@@ -255,7 +258,7 @@ function showCharts() {
     faint: state.chosen.size > 0 && !state.chosen.has(peer), strong: state.chosen.has(peer),
   }));
   const times = series.unix_s;
-  lineChart(at("loss"), { times, lines: lines("loss"), format: plain, label: "Loss that each trainer has reported" });
+  showLosses(times, lines("loss"), lines("heldout_loss").filter((line) => line.values));
   lineChart(at("memory"), { times, lines: lines("memory_bytes"), format: memory, from_zero: true, unit: 2 ** 20, label: "Memory of each daemon" });
   const among = state.chosen.size ? peers.filter((peer) => state.chosen.has(peer)) : peers;
   const phases = [["training", "compute_s", 0], ["waiting", "wait_s", 1], ["exchange", "exchange_s", 2]].map(([name, figure, style]) => ({
@@ -264,6 +267,13 @@ function showCharts() {
   const begin = Math.max(0, phases[0].values.findIndex((v) => v !== null));
   lineChart(at("share"), { times: times.slice(begin), lines: phases.map((p) => ({ ...p, values: filled(p.values.slice(begin)) })), format: duration, stacked: true, label: "Training, waiting and exchange per round, mean of the peers" });
   showBytes(series);
+}
+
+function showLosses(times, training, heldout) {
+  const both = () => [...training.map((line) => ({ ...line, kind: "training" })), ...heldout.map((line) => ({ ...line, kind: "held-out", seldom: true }))];
+  const lines = heldout.length ? both() : training;
+  const label = `${heldout.length ? "Training and held-out loss" : "Loss"} that each trainer has reported`;
+  lineChart(at("loss"), { times, lines, format: plain, label });
 }
 
 const average = (values) => {

@@ -62,6 +62,16 @@ def test_a_loss_that_is_no_number_is_in_the_line_of_the_round_alone(
     assert str(trainers.new_loss()) == str(loss)
 
 
+def test_a_held_out_loss_is_told_once_and_only_as_a_number(run: TinyRun) -> None:
+    trainers = service_of(run, [])
+    trainer = trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
+    trainers.note_figures(trainer, {"loss": 2.5, "heldout_loss": 2.75})
+    trainers.note_figures(trainer, {"loss": 2.5})
+    assert [trainers.new_heldout_loss(), trainers.new_heldout_loss()] == [2.75, None]
+    trainers.note_figures(trainer, {"heldout_loss": math.nan})
+    assert trainers.new_heldout_loss() is None
+
+
 def test_rows_have_the_totals_of_the_method_where_a_script_reports_its_own_beside_them(
     run: TinyRun,
 ) -> None:

@@ -59,6 +59,13 @@ class WireBounds:
     items: Annotated[tuple[Annotated[bytes, Within(1, 1)], ...], Within(0, 2)] = ()
 
 
+@message(wire="WireSparse", sparse=("seldom",))
+class WireSparse:
+    number: int
+    usual: float | None = None
+    seldom: float | None = None
+
+
 INNER = st.builds(WireInner, name=st.text(max_size=8), value=st.floats(allow_nan=False))
 OUTER = st.builds(
     WireOuter,
@@ -249,6 +256,22 @@ def test_a_field_type_that_cannot_be_checked_is_refused_when_defined() -> None:
         @message(wire="WireBad")
         class WireBad:
             x: list[int]
+
+
+@pytest.mark.parametrize("seldom", [None, 0.0, 2.5])
+def test_a_sparse_field_takes_bytes_only_if_there_is_something(seldom: float | None) -> None:
+    sent = encode(WireSparse(7, seldom=seldom))
+    assert (b"seldom" in sent, b"usual" in sent) == (seldom is not None, True)
+    assert decode(sent) == WireSparse(7, seldom=seldom)
+
+
+@pytest.mark.parametrize("name", ["needed", "unknown"])
+def test_a_field_that_cannot_be_missing_is_not_sparse(name: str) -> None:
+    class WireNotSparse:
+        needed: int
+
+    with pytest.raises(LocalProtocolError, match="WireNotSparse"):
+        message(wire="WireNotSparse", sparse=(name,))(WireNotSparse)
 
 
 def test_two_classes_of_one_name_are_refused() -> None:

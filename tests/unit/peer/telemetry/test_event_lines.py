@@ -75,6 +75,7 @@ def test_lines() -> None:
         "2026-11-26 14:30:00  row         5d7bfdcb  round 41  21.3 s (compute 18.0, exchange 3.1,"
         " wait 0.2 for 4547bf59)  4.1 MB sent  loss 2.312"
     )
+    assert event_line(ROW | {"heldout_loss": 2.75}).endswith("  loss 2.312  held-out 2.75")
 
 
 def test_files_of_others_move_no_cursor() -> None:

@@ -43,6 +43,8 @@ def test_what_is_known_is_there_in_base_units() -> None:
     assert found["atoll_peer_connected", (NAMES[3],)] == 0
     assert found["atoll_peer_round_phase_seconds", (NAMES[2], "compute")] == 3.5
     assert found["atoll_peer_loss", (NAMES[1],)] == 2.5
+    assert found["atoll_peer_heldout_loss", (NAMES[1],)] == 2.75
+    assert ("atoll_peer_heldout_loss", (NAMES[2],)) not in found
 
 
 def test_peers_that_are_in_no_view_make_no_labels() -> None:
@@ -57,8 +59,8 @@ def test_a_witness_lacks_no_trainer() -> None:
 
 def test_alerts_and_the_dashboard_ask_for_what_there_is() -> None:
     there = {name for name, _ in values(metrics_text(status(), rows()))}
-    queries = [panel["targets"][0]["expr"] for panel in dashboard()["panels"]]
-    assert len(queries) == 12
+    queries = [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+    assert len(queries) == 13
     asked = set(re.findall(r"atoll_\w+", RULES.read_text("utf-8") + " ".join(queries)))
     assert asked
     assert not asked - there

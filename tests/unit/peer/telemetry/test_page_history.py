@@ -164,6 +164,27 @@ def test_series_have_as_many_points_as_asked_and_add_up(tmp_path: Path, look: Lo
     assert history.summary(0.0, 0)["series"] is None
 
 
+def test_held_out_losses_are_points_and_the_last_one_stays_known(
+    tmp_path: Path, look: Look
+) -> None:
+    file, history = opened(tmp_path), look()
+    for number in range(40):
+        held_out = {"heldout_loss": 5.0 - number / 10} if number % 10 == 9 else {}
+        file.append(row("a", number, BEGUN_S + 5 * number, loss=2.0, **held_out))
+        file.append(row("b", number, BEGUN_S + 5 * number, loss=2.0))
+    file.append(row("a", 40, BEGUN_S + 200))
+    file.close()
+    found = history.summary(0.0, 100)
+    series = found["series"]["peers"]
+    points = [(i, v) for i, v in enumerate(series["a"]["heldout_loss"]) if v is not None]
+    assert points == [(9, 4.1), (19, 3.1), (29, 2.1), (39, 1.1)]
+    assert "heldout_loss" not in series["b"], "of who has told none there is no series"
+    assert found["last"]["a"]["heldout_loss"] == 1.1
+    assert "heldout_loss" not in found["last"]["b"]
+    few = history.summary(0.0, 2)["series"]["peers"]["a"]["heldout_loss"]
+    assert few[0] == pytest.approx((4.1 + 3.1) / 2), "of a wide point their mean"
+
+
 def test_however_long_the_run_is_the_memory_is_bounded(
     tmp_path: Path, look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:

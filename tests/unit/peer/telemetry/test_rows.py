@@ -79,9 +79,21 @@ def test_a_row_goes_over_the_wire_as_it_is_and_takes_less_than_two_kilobytes() -
     assert len(sent) < 2000
 
 
+def test_a_held_out_loss_takes_bytes_only_in_the_rows_that_have_one() -> None:
+    assert b"heldout_loss" not in encode(ROW)
+    row = replace(ROW, heldout_loss=2.75)
+    assert len(encode(row)) - len(encode(ROW)) == len(b"heldout_loss") + 1 + 9
+    assert decode(encode(row)) == row
+    # A peer of before neither sends it nor stumbles over it, as with any field that it lacks.
+    name, values = msgpack.unpackb(encode(row))
+    assert decode(msgpack.packb([name, values | {"of_a_later_version": 1}])) == row
+    assert decode(encode(ROW)) == ROW
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
+        {"heldout_loss": math.nan},
         {"took_s": -1.0},
         {"took_s": math.nan},
         {"exchange_s": math.inf},
@@ -125,6 +137,14 @@ def test_links_stay_known_after_rows_that_tell_of_none() -> None:
     assert table.links(A) == seen
 
 
+def test_the_last_held_out_loss_stays_known_after_rows_that_tell_of_none() -> None:
+    table = RowTable()
+    for number, loss in enumerate((None, 3.0, None, 2.0, None, None)):
+        table.add(A, replace(ROW, heldout_loss=loss), float(number))
+    assert [row.heldout_loss for row in table.rows(A)] == [None, 3.0, 3.0, 2.0, 2.0, 2.0]
+    assert table.told(1)[0]["heldout_loss"] == 2.0
+
+
 def test_what_is_told_of_all_fits_into_a_local_message() -> None:
     """However long texts are that other peers have sent; links, of which nobody asks, left out."""
     table, seen = RowTable(), tuple(LinkSeen(brief(B), 0.02, 1e7, 0.5) for _ in range(60))
@@ -157,4 +177,6 @@ def test_in_plain_types_a_row_names_peers_and_leaves_out_what_is_nothing() -> No
     assert plain["links"] == [{"peer": short(B), "rtt_s": 0.02, "out": None, "loss": None}]
     assert (plain["kind"], plain["loss"], plain["sent"]) == ("row", 2.5, [4, 3, 2, 1])
     assert "tokens" not in plain
+    assert "heldout_loss" not in plain
+    assert plain_row(A, replace(ROW, heldout_loss=0.0))["heldout_loss"] == 0.0
     assert "error" not in plain
