@@ -45,11 +45,13 @@ class Barrier:
 
     A usual phase is the median of the last ones, from view to view as long as one peer coordinates.
     Only whole phases count: not one in which the view began, nor one after a round that was given
-    up. If a straggler arrives after all, it was no hang but a slow trainer or a pause, and the time
-    that it took counts instead of all phases before: a trainer that is slower than the others by
-    far is waited for from then on, and a pause is forgotten after two rounds. The time is 30 s
-    while no phase is known, and for a session's own collectives: who misses one of those gets an
-    error.
+    up, nor the moment before a collective that follows a round. If a straggler arrives after all,
+    it was no hang but a slow trainer or a pause, and the time that it took counts instead of all
+    phases before: a trainer that is slower than the others by far is waited for from then on, and a
+    pause is forgotten after two rounds. The time is 30 s while no phase is known, and for a
+    session's own collectives: who misses one of those gets an error. For these it is two usual
+    phases where that is more: who joins with a call that the others make after each round is not to
+    be alone in it, and the others not to be late.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class Barrier:
             text = f"round {number} begins without {names}: the others have waited"
             self._emit(Note("stragglers", f"{text} {duration(straggle_s)}"))
         self.left_out = late
-        if self._is_whole:
+        if self._is_whole and not self._calls(arrived):
             self._phases_s = [*self._phases_s, now_s - self._opened_s][-_PHASES_KEPT:]
         self._first_arrival_s = None
         return tuple(arrived)
@@ -147,12 +149,17 @@ class Barrier:
         if took_s and self._phases_s and took_s > median(self._phases_s):
             self._phases_s = [took_s]
 
+    def _calls(self, arrived: Collection[bytes]) -> bool:
+        return any(self._roster.calls(peer) for peer in arrived)
+
     def _straggle_s(self, arrived: Collection[bytes]) -> float:
         """Return how long the first of a round waits for the others, in seconds."""
         most_s = self._timing.straggle_max_s
-        if not self._phases_s or any(self._roster.calls(peer) for peer in arrived):
+        if not self._phases_s:
             return most_s
         phase_s = median(self._phases_s)
+        if self._calls(arrived):
+            return max(most_s, 2 * phase_s)
         return max(self._timing.straggle_min_s, min(3 * phase_s, most_s), phase_s / 2)
 
 

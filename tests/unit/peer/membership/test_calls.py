@@ -136,6 +136,40 @@ def test_a_joiner_is_in_the_next_one_and_hears_of_no_other() -> None:
     assert told(cluster, "c") == ["reload"] + ["committed"] * len(got)
 
 
+def test_who_comes_with_a_call_of_its_own_is_not_alone_in_it() -> None:
+    """The others are in a phase of a minute: they are not late, and nobody misses a round."""
+    cluster = formed("abc", dict.fromkeys("abc"))
+    for name in "abc":
+        cluster.host(name).inner_s = 60.0
+    cluster.until_round("abc", 6, limit_s=400.0)
+    cluster.detach("c")
+    cluster.until_round("ab", 1, limit_s=90.0)
+    cluster.call_of = lambda host: GATHERS if host.name == "c" else None
+    cluster.host("c").inner_s = 0.05
+    counts = {name: len(told(cluster, name)) for name in "abc"}
+    cluster.train("c")
+    cluster.until_round("ab", 3, limit_s=200.0)
+    kinds = {name: set(told(cluster, name)[count:]) for name, count in counts.items()}
+    assert kinds == {"a": {"committed"}, "b": {"committed"}, "c": {"mismatch"}}
+    assert not cluster.noted("stragglers")
+
+
+def test_a_call_after_each_round_says_nothing_about_phases() -> None:
+    """Or a slow trainer would be waited for as if the others took no time for a round."""
+
+    def call_of(host: Host) -> Call:
+        is_step = host.round % 2 == 0
+        host.inner_s = 0.05 if is_step else 20.0
+        return None if is_step else GATHERS
+
+    cluster = formed("abc")
+    cluster.call_of = call_of
+    cluster.until_round("abc", 24, limit_s=400.0)
+    lead = cluster.host("a").node.coordinator
+    assert lead is not None
+    assert min(lead.barrier._phases_s) > 19.0
+
+
 def test_a_straggler_is_told_once_and_is_in_the_next_one() -> None:
     cluster = formed()
     cluster.until(lambda: cluster.committed >= 3)
