@@ -3,7 +3,8 @@
 Start a daemon (`atoll up --run mine`, or the `atoll join` line that it prints for other machines),
 then this in another terminal, one for each daemon. There is no outer optimizer: each trainer owns
 its parameters, and what the lines marked (1), (2), (3) exchange keeps them equal. Trainers may
-come, go and die at any time; a newcomer is given what the others have.
+come, go and die at any time; a newcomer, and one that has missed a step, is given what the others
+have.
 
 Every step sends all gradients, so this is for networks that bear it, and for methods that atoll
 does not have. Over the internet use `DiLoCo` (train_lm.py), which sends 100 times less.
@@ -47,51 +48,27 @@ def main() -> None:
     step = optimizer.state[parameters[0]]["step"]  # part of the state, so it is the run's
 
     session = atoll.connect(home=args.home)
-    fresh = True  # what we have is not what the others have
     while True:
+        session.share(state, at_least=args.peers)  # (1) a newcomer gets what the others have
+        if step.item() > args.steps:
+            break
+        loss = model.loss(*batches.next())
+        loss.backward()
+        gradients = [p.grad for p in parameters if p.grad is not None]
         try:
-            flags = session.all_gather(b"fresh" if fresh else b"")  # (1) who needs to be given it?
-            owners = {peer for peer, flag in flags if not flag}
-            if not owners and len(flags) < args.peers:
-                continue  # the others are still starting
-            if len(owners) < len(flags):
-                fresh = not share(session, state, owners or {peer for peer, _ in flags})
-            if fresh:
-                continue  # whoever had it has died meanwhile
-            if step.item() > args.steps:
-                break
-            loss = model.loss(*batches.next())
-            loss.backward()
-            gradients = [p.grad for p in parameters if p.grad is not None]
             mean = session.all_reduce(flatten(gradients), codec=args.codec)  # (2)
-            fill(gradients, mean.value)
         except (CollectiveMissedError, CollectiveMismatchError) as error:
-            print(f"out of step with the others: {error.what}", flush=True)
-            fresh = True  # they have taken a step without us
-            optimizer.zero_grad(set_to_none=False)
-            continue
-        optimizer.step()
+            print(f"the others have taken a step without this one: {error.what}", flush=True)
+        else:
+            fill(gradients, mean.value)
+            optimizer.step()
+            if step.item() % 5 == 0:
+                text = f"step {step.item():.0f}  loss {loss.item():.3f}  {len(mean.peers)} peers"
+                print(text, flush=True)
         optimizer.zero_grad(set_to_none=False)
-        if step.item() % 5 == 0:
-            text = f"step {step.item():.0f}  loss {loss.item():.3f}  {len(mean.peers)} peers"
-            print(text, flush=True)
     marks = hashlib.sha256(flatten(parameters).detach().numpy().tobytes()).hexdigest()
     print(f"done after step {step.item():.0f}, parameters {marks[:16]}", flush=True)
     session.close()  # (3)
-
-
-def share(session: atoll.Session, state: Sequence[Tensor], owners: set[str]) -> bool:
-    """Give everybody the mean of what the owners have, which is the same but for its first time.
-
-    Returns whether there still was an owner: they may have died meanwhile.
-    """
-    mine = flatten(state)
-    own = session.peer_name in owners
-    total = session.all_reduce(mine if own else torch.zeros_like(mine), "sum")
-    givers = owners & set(total.peers)
-    if givers:
-        fill(state, total.value / len(givers))
-    return bool(givers)
 
 
 def flatten(tensors: Iterable[Tensor]) -> Tensor:
@@ -99,7 +76,7 @@ def flatten(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def fill(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    """Copy ``flat`` back into the tensors, in place, so that the optimizer goes on with it."""
+    """Copy ``flat`` back into the tensors, in place."""
     with torch.no_grad():
         for t, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             t.copy_(part.view(t.shape))

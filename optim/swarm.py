@@ -54,6 +54,7 @@ from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from atoll.optim.turns import WORKERS_MAX, WorkerTurns
 from atoll.peer.client.console import say
 from atoll.peer.client.flat_vectors import vector_of
+from atoll.peer.client.own_loops import OwnLoops
 from atoll.peer.client.session import Reduced
 from atoll.peer.client.trainer_channel import Members, Outcome
 
@@ -175,7 +176,7 @@ class Swarm:
         return [session for session in waiting if session.clock() == first_s]
 
 
-class SwarmSession:
+class SwarmSession(OwnLoops):
     """Offer training loops what ``atoll.peer.client.session.Session`` does, which explains each
     call."""
 

@@ -9,7 +9,8 @@
 Each of these calls is one round of the run. All attached trainers take part, each must make the
 same call, and all get the same result or none. Trainers come and go: who has died meanwhile is not
 in the result, and who has joined is in the next one. Without an optimizer the first call attaches
-the session, and the run is one for collectives alone.
+the session, and the run is one for collectives alone. ``gather(at_least=N)`` waits for so many
+trainers, ``share(state)`` gives newcomers what the others have (own_loops.py).
 
 A session belongs to one process and one thread. What methods of ``atoll.optim`` have to say to the
 daemon goes through its ``channel`` (trainer_channel.py).
@@ -25,6 +26,7 @@ from typing import Any
 from atoll.collectives.errors import CodecError, ConfigError
 from atoll.optim.run_spec import BLOB_BYTES_MAX
 from atoll.peer.client.flat_vectors import Vector, vector_of
+from atoll.peer.client.own_loops import OwnLoops
 from atoll.peer.client.trainer_channel import (
     RECONNECT_S,
     AskedVector,
@@ -75,7 +77,7 @@ class Reduced:
     round: int
 
 
-class Session:
+class Session(OwnLoops):
     """Connect one trainer with its daemon. Made by :func:`connect`.
 
     Any method may raise DaemonLostError, and a collective whose daemon was started again meanwhile
@@ -136,7 +138,8 @@ class Session:
         given, result = self.channel.exchange_memory(vector.elements)
         vector.write(given)
         _check_values(given, vector, op)
-        outcome = self.channel.reduce(vector.elements, op, codec)
+        with self._in_step():
+            outcome = self.channel.reduce(vector.elements, op, codec)
         return Reduced(vector.read(result), tuple(outcome["peers"]), outcome["round"])
 
     def members(self) -> Members:
@@ -175,7 +178,8 @@ class Session:
 
     def _gather(self, data: bytes, op: str) -> list[tuple[str, bytes]]:
         self.channel.check()
-        outcome = self.channel.operate(kind=GATHER, op=op, given=data)
+        with self._in_step():
+            outcome = self.channel.operate(kind=GATHER, op=op, given=data)
         sizes = dict(outcome["sizes"])
         if sizes:
             largest = max(sizes, key=lambda name: sizes[name])
