@@ -6,11 +6,13 @@
 
 The rooms are ``atoll.peer`` (the daemon and its client), ``atoll.collectives`` (all-reduce and
 codecs) and ``atoll.optim`` (methods; all of its names are here, too). Methods need torch, so each
-is imported when it is first asked for: ``import atoll`` does not load torch.
+is imported when it is first asked for, and so is ``atoll.data``: ``import atoll`` does not load
+torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from atoll import optim
@@ -20,6 +22,7 @@ from atoll.peer.client.session import Reduced, Session, connect
 from atoll.peer.client.trainer_channel import Outcome
 
 if TYPE_CHECKING:
+    from atoll import data as data
     from atoll.optim import *  # noqa: F403 (its __all__ says which)
 
 __all__ = ["AtollError", "Outcome", "Reduced", "Session", "__version__", "connect"]
@@ -27,6 +30,8 @@ __all__ += optim.__all__
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return import_module("atoll.data")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(optim, name)
@@ -35,4 +40,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "data"})

@@ -69,6 +69,15 @@ def random_words(key: int, first: int, out: U32) -> None:
         np.bitwise_xor(x, shifted, out=x)
 
 
+def random_word(key: int, index: int) -> int:
+    """Return number ``index`` of the key's stream, as ``random_words`` gives it."""
+    low, high = _halves(key)
+    x = (index * _STEP + low) & _MASK32
+    x = ((x ^ x >> 16) * 0x7FEB_352D + high) & _MASK32
+    x = (x ^ x >> 15) * 0x846C_A68B & _MASK32
+    return x ^ x >> 16
+
+
 def unit_floats(words: U32) -> NDArray[np.float32]:
     """Turn random words into multiples of 2**-24 in [0, 1), float32[n].
 

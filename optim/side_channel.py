@@ -86,7 +86,7 @@ def _agreed(session: VectorChannel, name: str, number: int, n: int) -> tuple[int
             break
         try:
             if number <= session.newest(member, name) <= number + 1:
-                told.append(_fetched(session, member, name, number, n).tobytes())
+                told.append(fetched(session, member, name, number, n).tobytes())
         except OF_PARTNERS:
             continue
     told = [data for data in told if len(data) == 4 * n]
@@ -94,7 +94,11 @@ def _agreed(session: VectorChannel, name: str, number: int, n: int) -> tuple[int
     return None if best is None else (number, np.frombuffer(best, np.float32).copy())
 
 
-def _fetched(session: VectorChannel, member: str, name: str, number: int, n: int) -> F32:
+def fetched(session: VectorChannel, member: str, name: str, number: int, n: int) -> F32:
+    """Return float32[n] that a member has published, or is about to.
+
+    Raises what may be wrong with others (OF_PARTNERS).
+    """
     asked = session.ask_vector(member, name, number, n, CODEC)
     asked.wait(WAIT_S)
     values = asked.read().copy()
@@ -115,7 +119,7 @@ def _look(session: VectorChannel, name: str, number: int, elements: int) -> tupl
     wanted += sorted(((m, n) for m, n in newest.items() if n), key=lambda one: -one[1])
     for member, which in wanted:
         try:
-            values = _fetched(session, member, name, which, elements)
+            values = fetched(session, member, name, which, elements)
         except OF_PARTNERS:
             continue
         if values.size == elements:

@@ -26,6 +26,7 @@ from harness.rooms import (
     COLLECTIVES_MAY,
     COMPRESSORS,
     COMPRESSORS_MAY,
+    DATA_MAY,
     DECISIONS,
     DECISIONS_MAY,
     DEMO_TRAINER,
@@ -75,6 +76,8 @@ def is_within(module: str, allowed: set[str]) -> bool:
 def allowed_imports(module: str) -> set[str]:
     if module == "atoll":
         return ATOLL_MAY
+    if module == "atoll.data":
+        return DATA_MAY
     if module.startswith("atoll.collectives"):
         return COLLECTIVES_MAY | {"atoll.collectives"}
     if module in OPTIM_PURE:
@@ -159,7 +162,7 @@ def test_no_constructor_takes_many_callbacks() -> None:
 
 
 # Modules that re-export what others define, for those who read a protocol from one place.
-FACES = {"atoll.peer.membership.events", "atoll.peer.membership.messages"}
+FACES = {"atoll.data", "atoll.peer.membership.events", "atoll.peer.membership.messages"}
 
 
 def test_only_faces_say_what_they_export() -> None:

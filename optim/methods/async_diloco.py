@@ -57,6 +57,8 @@ class AsyncDiLoCo(SynchronousMethod):
     collectives in such a run, because nobody waits for the others' calls.
     """
 
+    meets = False
+
     @takes(SpeedOptions)
     def __init__(
         self,

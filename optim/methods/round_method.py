@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
@@ -38,6 +38,26 @@ from atoll.peer.client.trainer_channel import Outcome
 STATE_VERSION = 2
 
 
+class RoundWatcher(Protocol):
+    """Describe who is told of a trainer's rounds, as a dealer of samples is (shards.py)."""
+
+    def submitted(self) -> None:
+        """Note that all local steps so far are in the submission that is made now."""
+        ...
+
+    def round_over(self, kind: str, *, counted: bool, leaves: bool) -> None:
+        """Hear what became of the last submission, as ``Outcome.kind`` says.
+
+        After "committed" all trainers are here, between two rounds: they may make a collective.
+        ``counted``: it weighs something. ``leaves``: this trainer takes no further step.
+        """
+        ...
+
+    def dropped(self) -> None:
+        """Note that local steps that are in no round are given up."""
+        ...
+
+
 class RoundMethod(Method):
     """Train in rounds whose mean the daemons of all peers apply to the run's parameters.
 
@@ -47,6 +67,7 @@ class RoundMethod(Method):
     peer: TrainerSession
     _channel: RoundChannel
     _waits: ClassVar[bool] = False  # for each round, so that it ends for all at about one time
+    meets: ClassVar[bool] = True  # after each round it is between two of them, as all others are
 
     def __init__(
         self,
@@ -75,6 +96,7 @@ class RoundMethod(Method):
         self._known: dict[int, Outcome] = {}  # of fragments that are not merged yet
         self._clock = RunClock(channel, self.spec, varies=bool(spec.schedule))
         self._is_lost = True  # where the run is has to be found out
+        self._watchers: list[RoundWatcher] = []
         self._begun_at = 0  # its steps when this trainer had none
 
         has_ranks = isinstance(channel, LeadingRank)
@@ -87,6 +109,10 @@ class RoundMethod(Method):
     @property
     def global_step(self) -> int:
         return self._begun_at + self._steps
+
+    def watch_rounds(self, watcher: RoundWatcher) -> None:
+        """Tell ``watcher`` of this trainer's rounds from now on."""
+        self._watchers.append(watcher)
 
     def count(self, tokens: int) -> None:
         """Count tokens (or samples) of the coming step: they become the submission's weight.
@@ -256,6 +282,8 @@ class RoundMethod(Method):
         self._submitted[fragment] = self._steps, self._tokens
         counted = {"tokens": self._tokens} if self._tokens else {}
         self._channel.observe(steps=self._steps, **counted)
+        for watcher in self._watchers:
+            watcher.submitted()
         self._hand_over(partial(self._write_submission, fragment), weight, fragment)
 
     def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
@@ -296,6 +324,9 @@ class RoundMethod(Method):
         if outcome.kind == "committed" and outcome.count:
             self._peers = outcome.count
             self._alone += outcome.count == 1
+        counts = outcome.share > 0 or not self.spec.probation
+        for watcher in self._watchers:
+            watcher.round_over(outcome.kind, counted=counts, leaves=self._is_leaving)
         return outcome
 
     @property
@@ -335,6 +366,8 @@ class RoundMethod(Method):
 
     def _take_run(self) -> None:
         """Begin a round from the run's parameters."""
+        for watcher in self._watchers:
+            watcher.dropped()
         self._channel.pull(self._vector.read)
         self._find_step()
         now = self._steps, self._tokens

@@ -64,6 +64,8 @@ class StreamingDiLoCo(RoundMethod):
     it. Give slower peers smaller batches, and ``count()`` them.
     """
 
+    meets = False  # fragments are under way
+
     @takes(TrustOptions)
     def __init__(
         self,

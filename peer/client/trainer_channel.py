@@ -200,6 +200,11 @@ class TrainerChannel:
         self.run: str = hello["run"]
         self.peer_name: str = hello["peer"]
 
+    @property
+    def home(self) -> Path:
+        """Return the folder of the daemon."""
+        return self._home
+
     # ------------------------------------------------------------ rounds
 
     def attach(

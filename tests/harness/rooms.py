@@ -9,7 +9,7 @@ ROOMS = ("collectives", "optim", "peer")
 
 
 def _modules() -> dict[str, Path]:
-    found = {"atoll": ROOT / "atoll" / "__init__.py"}
+    found = {"atoll": ROOT / "atoll" / "__init__.py", "atoll.data": ROOT / "atoll" / "data.py"}
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -20,13 +20,14 @@ def _modules() -> dict[str, Path]:
 MODULES = _modules()
 FOLDERS = (*ROOMS, "examples", "tests")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-SOURCES.append(MODULES["atoll"])
+SOURCES += [MODULES["atoll"], MODULES["atoll.data"]]
 
 # What a room may import beside the standard library and itself.
 COLLECTIVES_MAY = {"numpy"}
 OPTIM_PURE = {
     f"atoll.optim.{name}"
     for name in (
+        "deck",
         "footprint",
         "manifest",
         "methods.fragment_patterns",
@@ -77,10 +78,13 @@ OPTIM_FACE_MAY = OPTIM_TORCH_MAY | {"atoll.peer.demo.byte_lm"}
 # What trains in the demo: a process of its own, which loads torch. No other module imports it.
 DEMO_TRAINER = {"atoll.peer.demo.byte_lm", "atoll.peer.demo.trainer"}
 DEMO_TRAINER_MAY = {"torch", "atoll.optim"}
+# The data's face, which loads torch: `import atoll` does not import it.
+DATA_MAY = {"atoll.optim.shards"}
 # Methods only for those who check types, and when they are asked for.
 ATOLL_MAY = {
     "atoll.collectives.errors",
     "atoll.collectives.version",
+    "atoll.data",
     "atoll.optim",
     "atoll.peer.client",
 }

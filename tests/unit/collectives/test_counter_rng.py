@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.counter_rng import U32, derive_key, random_words, unit_floats
+from atoll.collectives.counter_rng import (
+    U32,
+    derive_key,
+    random_word,
+    random_words,
+    unit_floats,
+)
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 keys = st.integers(0, M64)
@@ -117,3 +123,10 @@ def test_a_derived_key_never_changes() -> None:
 
 
 KEY_OF_RUN = 0x98690DB400F81860
+
+
+def test_one_word_is_that_of_the_stream() -> None:
+    words = np.empty(40, np.uint32)
+    for key in (0, 7, (1 << 64) - 1):
+        random_words(key, 2**32 - 20, words)
+        assert [random_word(key, 2**32 - 20 + n) for n in range(40)] == words.tolist()
