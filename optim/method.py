@@ -190,6 +190,23 @@ class Method(ABC):
             self._leaving.close()
         self._leaving = Leaving(signals or USUAL, wait_s, exits=exits)
 
+    def finish(self, wait_s: float = math.inf) -> None:
+        """Hand in the local steps that no round has yet, and take the run's parameters.
+
+        Call it where training ends, before the model is evaluated or saved for the last time; then
+        ``close()``. The steps weigh what they are, and their round is waited for, ``wait_s`` at
+        most. A line says what became of them; a daemon that has ended is no error then. Of ranks,
+        all call it. Replicas (NoLoCo, Population) keep their own parameters. ConfigError inside a
+        step, or where other parameters are shown.
+        """
+        self._check_between_steps("finish()")
+        try:
+            with self._channel.hurry(wait_s):
+                became = self._hand_in()
+        except AtollError as error:
+            became = f"the model has this trainer's parameters, not the run's: {error.what}"
+        say(f"the end of training: {became}")
+
     def close(self) -> None:
         """Unhook inner optimizers and close the session; the model keeps its parameters."""
         if self._leaving is not None:
@@ -255,7 +272,10 @@ class Method(ABC):
         raise AssertionError(f"{type(self).__name__} follows no inner optimizer")
 
     def _hand_in(self) -> str:
-        """Submit what there is since the last round, wait for it, and say what became of it."""
+        """Submit what there is since the last round, wait for it, and say what became of it.
+
+        With a run that has parameters these are in the model then.
+        """
         return "it had nothing to hand in"
 
     def _follow(self) -> None:

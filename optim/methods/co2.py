@@ -127,7 +127,8 @@ class CO2(RoundMethod):
 
     def _hand_in(self) -> str:
         """Submit the steps of a round that is not over, and wait for its outer step as well."""
-        self._end_round()
+        if self._local.taken:
+            self._end_round()
         return super()._hand_in()
 
     def _end_round(self) -> None:

@@ -119,15 +119,19 @@ class SynchronousMethod(RoundMethod):
 
     def _hand_in(self) -> str:
         """Submit the steps of a round that is not over; those that miss one go with the next."""
-        if self._validator is not None:
-            return f"{self._uncounted()} local steps do not count: others could not validate them"
         steps, committed = self._uncounted(), self._rounds
+        if self._validator is not None:
+            self._take_run()
+            return f"{steps} local steps do not count: others could not validate them"
+        if not steps:
+            return "it had nothing to hand in"
         for _ in range(HAND_IN_TRIES):
             if self._uncounted():
                 self._end_round()
         if self._rounds > committed:
             return f"its last {count(steps, 'local step')} counted in round {self._clock.number}"
         why = "missed" if self._uncounted() else "the run's state was replaced"
+        self._take_run()
         return f"its last {count(steps, 'local step')} did not count ({why})"
 
     def _end_round(self) -> None:
