@@ -27,8 +27,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
 	@echo "make test    unit, protocol, process and network tests, in 18 to 30 minutes on two cores"
-	@echo "make test-integrations   accelerate, HF Trainer, Lightning and PEFT; they get an environment of"
-	@echo "             their own, of 1.2 GB"
+	@echo "make test-integrations   HF Trainer, TRL, PEFT, Lightning, accelerate; an environment of"
+	@echo "             their own, of 1.7 GB"
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"
 	@echo "make check   ruff and mypy --strict"
 	@echo "make check-deploy   what is in deploy/, by hadolint, docker compose, kubernetes-validate, shellcheck"

@@ -31,6 +31,8 @@ from harness.rooms import (
     DECISIONS_MAY,
     DEMO_TRAINER,
     DEMO_TRAINER_MAY,
+    INTEGRATIONS_MAY,
+    LIBRARIES,
     MODULES,
     OPTIM_FACE_MAY,
     OPTIM_PURE,
@@ -78,6 +80,8 @@ def allowed_imports(module: str) -> set[str]:
         return ATOLL_MAY
     if module == "atoll.data":
         return DATA_MAY
+    if module.startswith("atoll.integrations"):
+        return INTEGRATIONS_MAY | (LIBRARIES & {module.rpartition(".")[2]})
     if module.startswith("atoll.collectives"):
         return COLLECTIVES_MAY | {"atoll.collectives"}
     if module in OPTIM_PURE:
@@ -129,6 +133,18 @@ def test_the_daemon_runs_without_torch() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_integration_is_imported_by_the_rest() -> None:
+    """Nor are the libraries that they are for."""
+    wrong = [
+        f"{name_of(path)}:{line} imports {imported}"
+        for module, path in MODULES.items()
+        if not module.startswith("atoll.integrations")
+        for line, imported in imports(path)
+        if is_within(imported, LIBRARIES | {"atoll.integrations"})
+    ]
+    assert not wrong, wrong
 
 
 def test_imports_make_no_circle() -> None:
@@ -197,8 +213,11 @@ def test_docstrings_begin_with_a_sentence() -> None:
 
 
 def test_no_two_classes_share_a_name() -> None:
+    """But for those of integrations, of which a script has one: each has its callback."""
     seen: dict[str, str] = {}
-    for path in MODULES.values():
+    for module, path in MODULES.items():
+        if module.startswith("atoll.integrations."):
+            continue
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 assert node.name not in seen, f"{node.name}: {name_of(path)}, {seen[node.name]}"

@@ -83,7 +83,7 @@ def test_the_readme_lists_what_lies_at_the_top() -> None:
 def test_every_package_is_in_the_wheel() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     folders = {path.parent for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
-    names = ["examples", *(name_of(folder).replace("/", ".") for folder in folders)]
+    names = ["examples", "integrations", *(name_of(folder).replace("/", ".") for folder in folders)]
     packages = {"atoll", *(f"atoll.{name}" for name in names)}
     assert set(settings["tool"]["setuptools"]["packages"]) == packages
 

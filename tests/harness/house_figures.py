@@ -22,9 +22,9 @@ CALLBACK = re.compile(r"\bCallable\b")
 def modules_of(root: Path) -> dict[str, ast.Module]:
     """The product's modules, by the name they are imported under."""
     found = {}
-    for room in ROOMS:
+    for room in (*ROOMS, "atoll/integrations"):
         for path in sorted((root / room).rglob("*.py")):
-            name = ".".join(path.relative_to(root).with_suffix("").parts)
+            name = ".".join(path.relative_to(root).with_suffix("").parts).removeprefix("atoll.")
             text = path.read_text("utf-8")
             found[f"atoll.{name}".removesuffix(".__init__")] = ast.parse(text, str(path))
     return found

@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("collectives", "optim", "peer")
+INTEGRATIONS = ROOT / "atoll" / "integrations"  # a room of the package itself
 
 
 def _modules() -> dict[str, Path]:
@@ -14,13 +15,15 @@ def _modules() -> dict[str, Path]:
         for path in sorted((ROOT / room).rglob("*.py")):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
             found[f"atoll.{name}".removesuffix(".__init__")] = path
+    for path in sorted(INTEGRATIONS.glob("*.py")):
+        found[f"atoll.integrations.{path.stem}".removesuffix(".__init__")] = path
     return found
 
 
 MODULES = _modules()
 FOLDERS = (*ROOMS, "examples", "tests")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-SOURCES += [MODULES["atoll"], MODULES["atoll.data"]]
+SOURCES += [MODULES["atoll"], MODULES["atoll.data"], *sorted(INTEGRATIONS.glob("*.py"))]
 
 # What a room may import beside the standard library and itself.
 COLLECTIVES_MAY = {"numpy"}
@@ -80,6 +83,9 @@ DEMO_TRAINER = {"atoll.peer.demo.byte_lm", "atoll.peer.demo.trainer"}
 DEMO_TRAINER_MAY = {"torch", "atoll.optim"}
 # The data's face, which loads torch: `import atoll` does not import it.
 DATA_MAY = {"atoll.optim.shards"}
+# Each integration may also import the library that it is named after; nothing imports it.
+INTEGRATIONS_MAY = OPTIM_TORCH_MAY | {"atoll.integrations"}
+LIBRARIES = {"accelerate", "lightning", "torchtitan", "transformers"}
 # Methods only for those who check types, and when they are asked for.
 ATOLL_MAY = {
     "atoll.collectives.errors",

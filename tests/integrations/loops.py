@@ -19,9 +19,12 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import atoll
+from atoll.integrations.accelerate import attach
+from atoll.integrations.lightning import AtollCallback as LightningCallback
+from atoll.integrations.transformers import AtollCallback as TrainerCallback
 
 # What these libraries warn each other of is theirs; all other warnings are errors.
 LIBRARIES = r"(accelerate|lightning|peft|transformers)\."
@@ -89,11 +92,11 @@ def loader(peer: int, each: Callable[[torch.Generator], Any]) -> DataLoader[Any]
     return DataLoader(Batches(peer, each), batch_size=None)
 
 
-def diloco(model: nn.Module, inner: Any, session: Any) -> atoll.DiLoCo:
+def diloco(model: nn.Module, inner: Any, peer: Any) -> atoll.DiLoCo:
     """As users make it; the trainers of a test then wait for each other."""
-    outer = atoll.DiLoCo(model, inner, SYNC_EVERY, session)
-    if isinstance(session, atoll.Session):
-        while not all(member.get("attached", True) for member in session.status()["members"]):
+    outer = atoll.DiLoCo(model, inner, SYNC_EVERY, peer)
+    if isinstance(peer, atoll.Session):
+        while not all(member.get("attached", True) for member in peer.status()["members"]):
             time.sleep(0.05)
         print("here", flush=True)
         sys.stdin.readline()
@@ -132,7 +135,7 @@ def with_accelerate(session: Any, peer: int) -> Tensor:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=MICRO)
     model = Net()
     model, inner, batches = accelerator.prepare(model, adamw(model), loader(peer, numbers))
-    diloco(model, inner, session)
+    attach(accelerator, model, inner, method=diloco, peer=session)
     for batch in batches:
         with accelerator.accumulate(model):
             accelerator.backward(model(batch))
@@ -178,16 +181,6 @@ class ManualModule(Module):
             inner.zero_grad()
 
 
-class InLightning(lightning.Callback):
-    def __init__(self, session: Any) -> None:
-        self.session = session
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        manual = not pl_module.automatic_optimization
-        inner = pl_module.optimizers() if manual else trainer.optimizers
-        self.outer = diloco(pl_module, inner, self.session)
-
-
 def with_lightning(session: Any, peer: int, kind: type[Module] = Module) -> Tensor:
     how = {"accumulate_grad_batches": MICRO, "gradient_clip_val": CLIP}
     if kind is ManualModule:
@@ -195,7 +188,7 @@ def with_lightning(session: Any, peer: int, kind: type[Module] = Module) -> Tens
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=1,
-        callbacks=[InLightning(session)],
+        callbacks=[LightningCallback(diloco, peer=session)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -212,16 +205,6 @@ def with_lightning_by_hand(session: Any, peer: int) -> Tensor:
 
 
 # ---------------------------------------------------------------- transformers, PEFT
-
-
-class InTrainer(TrainerCallback):
-    def __init__(self, session: Any) -> None:
-        self.session = session
-
-    def on_train_begin(
-        self, _args: Any, _state: Any, _control: Any, *, model: Any, optimizer: Any, **_: Any
-    ) -> None:
-        self.outer = diloco(model, optimizer, self.session)
 
 
 class Rows(Batches):
@@ -252,7 +235,9 @@ def with_trainer(session: Any, peer: int, model: Any = None) -> Tensor:
         disable_tqdm=True,
     )
     rows = Rows(peer, tokens)
-    trainer = Trainer(model, arguments, train_dataset=rows, callbacks=[InTrainer(session)])
+    trainer = Trainer(
+        model, arguments, train_dataset=rows, callbacks=[TrainerCallback(diloco, peer=session)]
+    )
     # All parameters decay, as in `plain`.
     trainer.get_decay_parameter_names = lambda model: [n for n, _ in model.named_parameters()]
     trainer.train()
@@ -296,5 +281,4 @@ def main(loop: str, home: str, peer: str) -> None:
     warnings.filterwarnings("ignore", module=LIBRARIES)
     session = atoll.connect(home)
     found = {each.__name__: each for each in LOOPS}[loop](session, int(peer))
-    session.close()
     print("found", found.numpy().tobytes().hex(), flush=True)

@@ -14,7 +14,8 @@ import atoll
 from atoll.peer.cli import main
 from atoll.peer.net.hello import PROTOCOL_MAX
 
-EXAMPLES = {"lm": "train_lm.py", "by-hand": "train_by_hand.py"}
+NAMES = "by_hand fsdp2 grpo lightning lm lora sft torchtitan"
+EXAMPLES = {name.replace("_", "-"): f"train_{name}.py" for name in NAMES.split()}
 NO_TORCH = (
     "import sys; sys.modules['torch'] = None\n"  # to import it is an error
     "from atoll.peer.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -46,11 +47,12 @@ def test_an_example_is_the_file_byte_for_byte(name: str) -> None:
 def test_examples_are_listed_with_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["example"]) == 0
     *rows, todo = capsys.readouterr().out.splitlines()
-    assert {row.split()[0]: row.partition(" ")[2].strip() for row in rows} == {
-        "lm": "Train a small byte-level language model together with the other peers of a run.",
-        "by-hand": "Write a training loop of your own: gradients are averaged over all peers at"
-        " every step.",
-    }
+    found = {row.split()[0]: row.partition(" ")[2].strip() for row in rows}
+    assert found.keys() == EXAMPLES.keys()
+    assert found["lm"] == (
+        "Train a small byte-level language model together with the other peers of a run."
+    )
+    assert all(purpose.endswith(".") for purpose in found.values())
     assert "atoll example lm > train.py" in todo
 
 

@@ -1,0 +1,159 @@
+"""Train with Lightning as a peer of a run.
+
+    trainer = lightning.Trainer(..., callbacks=[AtollCallback(sync_every=100)])
+
+That is all that a script changes, with automatic and with manual optimization. The callback makes
+the method when training starts. Then
+
+* a learning rate that is stepped after each optimizer step is that of the run's step, for a late
+  joiner too, and training ends where the run has ``max_steps`` steps;
+* validation sees the run's model, not this replica's;
+* so does a checkpoint: its ``state_dict`` is the run's, for ``load_from_checkpoint`` and whoever
+  takes the best one, and beside it lies what ``fit(ckpt_path=...)`` needs to go on. One that is
+  saved with ``save_weights_only`` has this replica's parameters: Lightning calls nobody for it;
+* the loggers of the trainer get the method's metrics as ``atoll/...``, `atoll status` the loss;
+* at the end the steps since the last round are handed in, and the model has the run's parameters.
+
+Strategies that shard the model (FSDP, DeepSpeed) are not covered: write the loop by hand for those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atoll.collectives.errors import ConfigError
+from atoll.integrations import missing
+from atoll.integrations.methods import Kind, evaluating, figures, follow, make_method
+from atoll.optim.method import Method
+from atoll.optim.sessions import AnySession
+from atoll.peer.client.console import say
+
+try:
+    from lightning import Callback
+except ImportError as error:
+    raise missing("lightning", error) from error
+
+KEY = "atoll"  # in a checkpoint
+
+
+class AtollCallback(Callback):
+    """Make a Lightning trainer a peer of the run that a daemon of this machine belongs to.
+
+    ``method``: a method's class, its name, or a function that is called with module, optimizers and
+    ``peer``; ``options`` are handed on to it, and ``sync_every`` is among them for most. ``peer``:
+    the session; by default ``atoll.attach(home)``. ``outer`` is the method while training goes on.
+    """
+
+    def __init__(
+        self,
+        method: Kind = "DiLoCo",
+        *,
+        peer: AnySession | None = None,
+        home: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        self.outer: Method | None = None
+        self._make: Callable[[Any, Any], Method] = lambda model, optimizer: make_method(
+            model, optimizer, method, peer=peer, home=home, **options
+        )
+        self._saved: Any = None  # of the checkpoint that training goes on from
+        self._shown = ExitStack()
+
+    # ------------------------------------------------------------ training
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        strategy = type(trainer.strategy).__name__
+        if any(name in strategy for name in ("FSDP", "DeepSpeed", "ModelParallel")):
+            raise ConfigError(
+                f"{strategy} shards the model, and this callback needs a whole one",
+                fix='use strategy="ddp", or write the loop by hand: atoll.attach() takes FSDP2',
+            )
+        self._close()
+        self.outer = self._make(pl_module, trainer.optimizers)
+        if self._saved is not None:
+            _go_on(self.outer, pl_module, self._saved)
+            self._saved = None
+        for config in trainer.lr_scheduler_configs if pl_module.automatic_optimization else ():
+            if config.interval == "step" and config.frequency == 1:
+                follow(self.outer, config.scheduler)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, _batch: Any, _number: int
+    ) -> None:
+        outer = self.outer
+        if outer is None:
+            return
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, torch.Tensor):
+            outer.report(loss=loss)
+        pl_module.log_dict(figures(outer), on_step=True, on_epoch=False)
+        if outer.global_step >= trainer.max_steps > trainer.global_step:
+            say(f"the run has its {trainer.max_steps} steps: training ends")
+            trainer.should_stop = True
+        if outer.has_left:
+            trainer.should_stop = True
+
+    def on_train_end(self, _trainer: Any, _module: Any) -> None:
+        if self.outer is not None:
+            self.outer.finish()
+        self._close()
+
+    def on_exception(self, _trainer: Any, _module: Any, _exception: BaseException) -> None:
+        self._close()
+
+    def teardown(self, _trainer: Any, _module: Any, stage: str) -> None:
+        if stage == "fit":
+            self._close()
+
+    def _close(self) -> None:
+        self._shown.close()
+        outer, self.outer = self.outer, None
+        if outer is not None:
+            outer.close()
+
+    # ------------------------------------------------------------ validation
+
+    def on_validation_start(self, _trainer: Any, _module: Any) -> None:
+        self._shown.enter_context(evaluating(self.outer))
+
+    def on_validation_end(self, _trainer: Any, _module: Any) -> None:
+        self._shown.close()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Put the run's parameters in place of this trainer's, and keep those for a resume."""
+        if self.outer is None:
+            return
+        frozen = {n for n, p in pl_module.named_parameters() if not p.requires_grad}
+        method = self.outer.state_dict()
+        own = checkpoint["state_dict"]
+        with evaluating(self.outer):
+            there = trainer.strategy.lightning_module_state_dict()
+            run = {n: t if n in frozen else t.detach().clone() for n, t in there.items()}
+        checkpoint["state_dict"] = run
+        checkpoint[KEY] = {
+            "method": method,
+            "own": {n: t for n, t in own.items() if n not in frozen},
+        }
+
+    def on_load_checkpoint(self, _trainer: Any, _module: Any, checkpoint: dict[str, Any]) -> None:
+        self._saved = checkpoint.get(KEY)
+
+
+def _go_on(method: Method, module: Any, saved: dict[str, Any]) -> None:
+    """Go on from what a checkpoint has of this trainer.
+
+    Model and optimizers are restored by now; but the model has the run's parameters.
+    """
+    there = module.state_dict()
+    with torch.no_grad():
+        for name, tensor in saved["own"].items():
+            there[name].copy_(tensor)
+    method.load_state_dict(saved["method"])
+    say(f"goes on from a checkpoint of Lightning, at step {method.global_step}")

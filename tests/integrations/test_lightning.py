@@ -1,0 +1,153 @@
+"""AtollCallback in a Lightning trainer: loggers, validation, checkpoints, ends and errors."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import atoll
+
+pytest.importorskip("lightning", reason="run by `make test-integrations`")
+import lightning
+from integrations.loops import LIBRARIES, Module, trained
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from torch.optim.lr_scheduler import LambdaLR
+
+from atoll.integrations.lightning import AtollCallback
+
+pytestmark = pytest.mark.filterwarnings(f"ignore:::{LIBRARIES}")
+SYNC_EVERY, STEPS = 3, 6
+
+
+class Same(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """The same batch at each step: where a loop is in its data does not matter."""
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __getitem__(self, number: int) -> Tensor:
+        return torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+class Watched(Module):
+    """What it is like where it is validated, and its learning rates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validated: list[Tensor] = []
+        self.local: list[Tensor] = []
+        self.rates: list[float] = []
+
+    def configure_optimizers(self) -> Any:
+        inner = super().configure_optimizers()
+        falls = LambdaLR(inner, lambda step: 1 / (1 + step))
+        return {"optimizer": inner, "lr_scheduler": {"scheduler": falls, "interval": "step"}}
+
+    def validation_step(self, batch: Tensor, _number: int) -> None:
+        self.validated.append(trained(self).clone())
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.local.append(trained(self).clone())
+
+
+def loader() -> Any:
+    return torch.utils.data.DataLoader(Same(), batch_size=None)
+
+
+def fit(session: Any, folder: Path, *callbacks: Any, ckpt_path: Any = None, **more: Any) -> Any:
+    ours = AtollCallback("DiLoCo", sync_every=SYNC_EVERY, peer=session, buffers=False)
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_steps": STEPS,
+        "logger": False,
+        "enable_checkpointing": any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+        "default_root_dir": folder,
+    }
+    trainer = lightning.Trainer(callbacks=[ours, *callbacks], **(settings | more))
+    module = Watched()
+    try:
+        trainer.fit(module, loader(), loader(), ckpt_path=ckpt_path)
+    finally:
+        assert ours.outer is None  # closed, however it ends
+    return module
+
+
+def test_the_logger_gets_the_methods_metrics(tmp_path: Path) -> None:
+    atoll.Swarm(1).run(
+        lambda session: fit(session, tmp_path, logger=CSVLogger(tmp_path, name="log", version=0))
+    )
+    with (tmp_path / "log" / "version_0" / "metrics.csv").open() as file:
+        rounds = [float(row["atoll/round"]) for row in csv.DictReader(file) if row["atoll/round"]]
+    assert rounds == [1, 1, 2, 2, 2, 3]
+
+
+def test_validation_sees_the_runs_parameters_and_training_does_not(tmp_path: Path) -> None:
+    swarm = atoll.Swarm(1)
+
+    def work(session: Any) -> None:
+        first = trained(Watched()).clone()
+        module = fit(session, tmp_path, val_check_interval=2, limit_val_batches=1)
+        sanity, *validated = module.validated
+        assert torch.equal(sanity, first)
+        run = [first, module.local[SYNC_EVERY - 1], module.local[STEPS - 1]]
+        assert len(validated) == 3
+        for found, expected in zip(validated, run, strict=True):
+            assert torch.equal(found, expected)
+        assert not torch.equal(module.local[3], run[1])
+        assert torch.equal(trained(module), torch.from_numpy(swarm.state.theta))
+
+    swarm.run(work)
+
+
+class Breaks(lightning.Callback):
+    def on_train_batch_start(self, _trainer: Any, _module: Any, _batch: Any, number: int) -> None:
+        if number == 4:
+            raise OSError("out of order")
+
+
+def test_a_trainer_goes_on_with_the_same_bits_from_its_checkpoint(tmp_path: Path) -> None:
+    """In the middle of a round; and the checkpoint's own parameters are the run's."""
+    found: list[Any] = []
+
+    def in_two(session: Any) -> None:
+        saving = ModelCheckpoint(
+            tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1, save_on_train_epoch_end=False
+        )
+        with pytest.raises(OSError, match="out of order"):
+            fit(session, tmp_path, saving, Breaks())
+        there = tmp_path / "step=4.ckpt"
+        saved = torch.load(there, weights_only=True)
+        module = Watched()
+        module.load_state_dict(saved["state_dict"])
+        assert torch.equal(trained(module), found[0].local[SYNC_EVERY - 1])
+        found.append(fit(session, tmp_path, ckpt_path=there))
+
+    atoll.Swarm(1).run(lambda session: found.append(fit(session, tmp_path)))
+    atoll.Swarm(1).run(in_two)
+    whole, two = found
+    assert torch.equal(two.local[-1], whole.local[-1])
+    assert two.rates == whole.rates[4:]
+
+
+def test_a_late_joiner_has_the_runs_learning_rate_and_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(session: Any) -> None:
+        first = fit(session, tmp_path)
+        second = fit(session, tmp_path, max_steps=STEPS + 2)
+        assert second.rates == pytest.approx([first.rates[0] / (1 + step) for step in (6, 7)])
+
+    atoll.Swarm(1).run(work)
+    assert "the run has its 8 steps: training ends" in capsys.readouterr().err
