@@ -38,7 +38,8 @@ def average_gradients(
     """Let every backward pass of ``model`` end with the mean gradients of all peers.
 
     ``codec``: how they travel; "int8" sends a quarter. Errors of ``session.all_reduce`` come out of
-    ``backward()``; DDP cannot go on then, so make it anew around its module. ConfigError for a process group of more than this process.
+    ``backward()``; DDP cannot go on then, so make it anew around its module. ConfigError for a
+    process group of more than this process.
     """
     ranks = dist.get_world_size(model.process_group)
     if ranks > 1:
