@@ -148,7 +148,8 @@ class Joined:
         def until_done() -> bool:
             outer, steps = self.outer, self._trainer.config.training.steps
             if outer is not None and (outer.has_left or outer.global_step >= steps):
-                say(f"the run is at step {outer.global_step} of {steps}: training ends")
+                if goes_on():
+                    say(f"the run is at step {outer.global_step} of {steps}: training ends")
                 return False
             return goes_on()
 

@@ -36,7 +36,6 @@ def test_an_example_trains_two_rounds_and_ends(tmp_path: Path, name: str) -> Non
         (text / f"{number}.txt").write_text(f"{number} is a number. " * 200)
     with fleet(tmp_path) as run:
         peer = run.up("a")
-        run.peers["a"].reaches(0)
         program = [sys.executable]
         if name == "train_fsdp2.py":
             program += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
