@@ -65,11 +65,12 @@ def test_two_peers_end_with_the_bits_of_the_plain_loop(
 def started(folder: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     code = "import sys; from integrations.loops import main; main(*sys.argv[1:])"
     command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    tests = str(Path(__file__).parents[1])
     env = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH", "")])),
     }
     pipe = subprocess.PIPE
     with subprocess.Popen(
