@@ -232,6 +232,8 @@ class Admission:
     def hold(self, alive: set[bytes], now_s: float) -> bool:
         """Return whether the boundary waits for somebody who cannot keep up."""
         behind = self._behind(alive)
+        if not behind and not self._catch_ups:
+            return False  # as nearly always
         lagging = {p for p in alive if p in behind or self._lags(p)}
         kept = lagging | self.joiners.keys() & behind.keys()
         self._catch_ups = {p: catch_up for p, catch_up in self._catch_ups.items() if p in kept}
@@ -320,8 +322,10 @@ class Admission:
         bans = self._own.bans.due(self.view, alive)
         gone = self._roster.removable(now_s).difference(spared) | self.leaving
         other_rules = self._min_trainers != self.view.rules.min_trainers
-        named = tuple(map(self._where_it_is, self.view.members))
-        may_change = self.successor is not None or bool(self.view.newcomers)
+        named = self._members()
+        left = rounds_left(self.view, self._own.completed)
+        done = bool(left) and not all(left.values())  # who has served counts from the next view on
+        may_change = self.successor is not None or done
         may_change |= other_rules or named != self.view.members
         if not (bans or gone or self.joiners or may_change):
             return None
@@ -345,17 +349,18 @@ class Admission:
         coordinator = successor or (None if leaves else self.me)
         if not members or coordinator is None:
             return None
-        left = rounds_left(self.view, self._own.completed)
-        done = left and not all(left.values())  # who has served counts from the next view on
         same = members == self.view.members and coordinator == self.me
         if same and not done and not bans and not other_rules:
             return None
         return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
 
-    def _where_it_is(self, member: Member) -> Member:
-        """Return a member with the address that it advertises now: a restart may have moved it."""
-        address = self.addresses.get(member.peer, "")
-        return member if address in ("", member.address) else replace(member, address=address)
+    def _members(self) -> tuple[Member, ...]:
+        """Return the members with the addresses that they advertise now: restarts may move them."""
+        members, now = self.view.members, self.addresses
+        moved = [m for m in members if now.get(m.peer, "") not in ("", m.address)]
+        if not moved:
+            return members
+        return tuple(replace(m, address=now[m.peer]) if m in moved else m for m in members)
 
     def lacks_base(self, alive: set[bytes]) -> bool:
         """Return whether the run cannot go on from here, because its base is missing.

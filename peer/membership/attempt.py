@@ -384,6 +384,8 @@ class Attempt:
 
         They count as unsynced.
         """
+        if not self._repairs:
+            return set()
         return {
             peer
             for peer, (count, last_s) in self._repairs.items()

@@ -58,6 +58,8 @@ class BanBook:
 
     def due(self, view: View, alive: Collection[bytes]) -> tuple[Banned, ...]:
         """Return the bans that the next view is to name beside those that ``view`` names."""
+        if not self._bans:
+            return ()
         room = BANNED_MAX - len(view.banned)
         return tuple(
             Banned(ban.peer, ban.evidence)

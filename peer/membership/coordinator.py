@@ -200,7 +200,7 @@ class Coordinator:
         )
 
     def hears_quorum(self, now_s: float) -> bool:
-        return is_quorum(self.view, self.roster.alive(now_s))
+        return self.roster.hears_quorum(now_s)
 
     @property
     def busy(self) -> bool:
@@ -219,7 +219,7 @@ class Coordinator:
             self.proposer.step(now_s, self.roster.dead(now_s), lone_ok=False)
             return
         alive = self.roster.alive(now_s)
-        if not is_quorum(self.view, alive):
+        if not self.roster.hears_quorum(now_s):
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
@@ -277,9 +277,11 @@ class Coordinator:
         budget = self._budget(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
         attempt.restarted = self.roster.restarted(attempt.begin)
-        if is_quorum(self.view, alive - given_up - budget.distrusted):
+        if budget.distrusted and is_quorum(self.view, alive - given_up - budget.distrusted):
             given_up |= budget.distrusted
-        if number == self._own.round + 1:  # in order
+        if number != self._own.round + 1:
+            attempt.wait_turn(now_s)
+        elif attempt.ready:  # in order
             is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
             training = alive if is_init else self.roster.attached(alive)
             attempt.keepers = self.roster.keepers()
@@ -287,8 +289,6 @@ class Coordinator:
             if root:
                 self._commit(attempt, root, now_s)
                 return True
-        else:
-            attempt.wait_turn(now_s)
         usable = alive - given_up
         moved_bytes, links = self.roster.progress_bytes(), self.roster.links
         attempt.silence = self.roster.silence(attempt.begin.participants, now_s)
@@ -502,6 +502,9 @@ class Coordinator:
         if (better := self.succession.successor(alive, position, now_s)) is not None:
             self.admission.successor = better
         spared = self.succession.spared(alive, now_s)
+        in_flight = len(self.attempts) + len(self.cleanups)
+        if in_flight >= self.in_flight_max:
+            return  # members change when no round is open
         proposal = self.admission.next_view(alive, now_s, admit=not self.halted, spared=spared)
         if proposal is not None:
             if not self.busy:
@@ -509,8 +512,7 @@ class Coordinator:
             return  # and if rounds are open, no further one is begun
         if self.me in self.admission.leaving:
             return  # nobody can take over yet
-        in_flight = len(self.attempts) + len(self.cleanups)
-        if self.halted or in_flight >= self.in_flight_max or self.admission.hold(alive, now_s):
+        if self.halted or self.admission.hold(alive, now_s):
             return
         if self._own.round == 0:
             offering = [peer for peer in self.offers if peer in alive]
@@ -569,7 +571,7 @@ class Coordinator:
         """
         own = self._own
         alive = self.roster.alive(now_s)
-        if not is_quorum(self.view, alive):
+        if not self.roster.hears_quorum(now_s):
             dead = self.roster.dead(now_s)
             return tuple(sorted(dead)), min(self.roster.silent_s(p, now_s) for p in dead)
         attempt = self.attempts.get(own.round + 1)
@@ -610,6 +612,8 @@ class Comparison:
         doubted = own.is_behind or roster.is_doubted(self._me, own.digest)
         if own.digest_round == own.round and own.holds and not doubted:
             digests[self._me] = own.digest
+        if not self.halted and len({*digests.values()}) <= 1:
+            return  # as nearly always: nobody differs
         groups: dict[bytes, list[bytes]] = {}
         for peer, digest in digests.items():
             groups.setdefault(digest, []).append(peer)

@@ -102,6 +102,8 @@ class Election(Electorate):
         self.resigned = False  # the coordinator was started again, and coordinates no more
         self._lacks_since_s: float | None = None  # it lives, and hears too few of us since then
         self._refused: Ballot | None = None
+        # Those who may go on without a quorum do not do so at once.
+        self._fork_mark = hashlib.sha256(here.me.peer + view.lineage).digest()[0]
 
     def _signed(self, message: Promise | Accepted) -> Any:
         here = self._here
@@ -213,8 +215,7 @@ class Election(Electorate):
         ballot, before = self.acceptor.promised, self._reported
         if before is None or not self.acceptor.frozen:
             return
-        now = self._own.report()
-        if (before.round, before.chain, before.holds) != (now.round, now.chain, now.holds):
+        if (before.round, before.chain, before.holds) != self._own.standing():
             self._promise(ballot.peer, ballot)
 
     def _has_coordinator(self, hears_quorum: bool | None) -> bool:
@@ -306,7 +307,7 @@ class Election(Electorate):
 
         Voters ignore PREPARE for half the failure time after they have heard the coordinator.
         """
-        here, count = self._here, len(self._heard())
+        here = self._here
         if is_quorum(self.view, candidate.promises):
             self._no_quorum_noted = False
         elif not self._no_quorum_noted and (
@@ -319,6 +320,7 @@ class Election(Electorate):
             missing, silent_s = waiting
             silent = [f"{short(p)} (silent for {duration(silent_s)})" for p in missing if p]
             names = listed(silent or ["their votes"])  # a bootstrap view has no coordinator
+            count = len(self._heard())
             of = f"{count} of {len(self.view.members)} voters answer, no quorum"
             text = f"{of}: rounds wait for {names}"
             here.emit(Note("no-quorum", text))
@@ -329,7 +331,6 @@ class Election(Electorate):
 
     def _watch_coordinator(self) -> Trigger | None:
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator
-        silent_s = self._detector.silent_s(coordinator, here.now_s)
         refused = coordinator in here.refused or self.resigned or self._bootstrap is not None
         lame = self._could_do_better()
         refused |= lame
@@ -348,6 +349,7 @@ class Election(Electorate):
             rank += len(order)  # some may have no link to it: after those who can be dialled
         if here.now_s - self.lost_since_s < rank * here.timing.stagger_s:
             return None
+        silent_s = self._detector.silent_s(coordinator, here.now_s)
         how = "is gone" if refused else f"has been silent for {duration(silent_s)}"
         how = "hears too few members to commit anything" if lame else how
         how = "was restarted" if self.resigned else how
@@ -507,10 +509,8 @@ class Election(Electorate):
         if restarted_s is not None and here.now_s - restarted_s < timing.fork_restarted_s:
             return False  # the others may be on their way, too, with all that they hold
         promised = self.candidate.promises.keys() if self.candidate else set[bytes]()
-        present = {here.me.peer, *promised}
-        if all(peer in present or peer in here.refused for peer in self.view.peers):
+        if self.view.peer_set <= {here.me.peer, *promised, *here.refused}:
             return True
-        mark = hashlib.sha256(here.me.peer + self.view.lineage).digest()[0]
-        wait_s = timing.fork_min_s + (timing.fork_max_s - timing.fork_min_s) * mark / 255
+        spread_s = (timing.fork_max_s - timing.fork_min_s) * self._fork_mark / 255
         since_s = self._without_since_s
-        return since_s is not None and here.now_s - since_s >= wait_s
+        return since_s is not None and here.now_s - since_s >= timing.fork_min_s + spread_s

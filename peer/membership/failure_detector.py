@@ -54,21 +54,21 @@ class Peaks:
 
     def __init__(self, least_s: float) -> None:
         self._least_s = least_s
-        self._peaks: deque[tuple[float, float]] = deque(maxlen=PEAKS_KEPT)
+        self.seen: deque[tuple[float, float]] = deque(maxlen=PEAKS_KEPT)  # when, and how long
 
     def note(self, value_s: float, now_s: float) -> None:
         if self._least_s < value_s <= PEAK_MAX_S:
-            self._peaks.append((now_s, value_s))
+            self.seen.append((now_s, value_s))
 
     def usual_s(self, now_s: float) -> float:
         """Return what USUAL_PEAKS of the last PEAK_WINDOW_S have reached; 0 if there are fewer."""
-        if not self._peaks:
+        if not self.seen:
             return 0.0
-        while self._peaks and now_s - self._peaks[0][0] > PEAK_WINDOW_S:
-            self._peaks.popleft()
-        if len(self._peaks) < USUAL_PEAKS:
+        while self.seen and now_s - self.seen[0][0] > PEAK_WINDOW_S:
+            self.seen.popleft()
+        if len(self.seen) < USUAL_PEAKS:
             return 0.0
-        return sorted(value_s for _, value_s in self._peaks)[-USUAL_PEAKS]
+        return sorted(value_s for _, value_s in self.seen)[-USUAL_PEAKS]
 
 
 class Machines:
@@ -142,6 +142,14 @@ class FailureDetector:
         """Return for how long nothing has been heard of a peer."""
         return now_s - self._heard_s[peer]
 
+    def hears_all(self, now_s: float) -> bool:
+        """Return whether nobody has been silent for half of the failure limit.
+
+        Then nobody is suspected, and no kernel is looked at.
+        """
+        earliest_s = min(self._heard_s.values(), default=now_s)
+        return now_s - earliest_s <= self._timing.failure_s / 2
+
     # ------------------------------------------------------------ limits
 
     def usual_limit_s(self, peer: bytes, now_s: float) -> float:
@@ -149,6 +157,12 @@ class FailureDetector:
         gaps_s = GAPS_IN_LIMIT * self._gaps[peer].usual_s(now_s)
         lag_s = LAGS_IN_LIMIT * self._machines.lag_s(peer)
         return min(max(self._timing.failure_s, gaps_s, lag_s), LIMIT_MAX_S)
+
+    def suspected(self, now_s: float) -> list[bytes]:
+        """Return all peers that :meth:`suspects` suspects."""
+        if self.hears_all(now_s):
+            return []  # as nearly always
+        return [peer for peer in self._heard_s if self.suspects(peer, now_s)]
 
     def is_answered(self, peer: bytes, now_s: float) -> bool:
         """Return whether a peer's kernel has acknowledged lately what we send."""
@@ -160,7 +174,7 @@ class FailureDetector:
 
     def suspects(self, peer: bytes, now_s: float) -> bool:
         """Return whether a peer has been silent for so long that nothing waits for it."""
-        silent_s = self.silent_s(peer, now_s)
+        silent_s = now_s - self._heard_s[peer]
         return silent_s > self._timing.failure_s and silent_s > self._limit_s(peer, now_s)
 
     def trusts(self, peer: bytes, now_s: float) -> bool:
@@ -171,7 +185,9 @@ class FailureDetector:
 
     def to_look_at(self, now_s: float) -> list[bytes]:
         """Return the peers whose kernels are to be looked at now, because they are silent."""
-        found = []
+        found: list[bytes] = []
+        if self.hears_all(now_s):
+            return found
         for peer, heard_s in self._heard_s.items():
             if now_s - heard_s <= self._timing.failure_s / 2:
                 continue

@@ -81,6 +81,8 @@ class Heartbeats:
     def step(self, lead: Coordinator | None, election: Election | None) -> None:
         """Send what is due: as the coordinator to all, as a member or joiner to the coordinator."""
         here = self._here
+        if self._asked_trainers[1]:
+            self._forget_fulfilled()
         if here.now_s < self.next_s:
             return
         self.next_s = here.now_s + here.timing.heartbeat_s
@@ -134,7 +136,7 @@ class Heartbeats:
         """Return what this peer says of itself now; ``acceptor``: its vote, inside a view."""
         view, own = self._here.view, self._own
         tag = (view.lineage, view.number) if view is not None else self._joining.tag
-        waiting = sorted(own.submissions.items())
+        arrived, weights, operation = own.waiting()
         said = (  # in the order of Heartbeat's fields
             *tag,
             self._here.me.inc,
@@ -143,8 +145,8 @@ class Heartbeats:
             own.digest,
             own.digest_round,
             own.attached,
-            tuple(fragment for fragment, _ in waiting),
-            tuple(submission.weight for _, submission in waiting),
+            arrived,
+            weights,
             acceptor is not None and acceptor.frozen,
             acceptor.promised.number if acceptor else 0,
             own.is_behind,
@@ -153,7 +155,7 @@ class Heartbeats:
             own.epoch,
             own.fragments,
             own.rounds_in_flight,
-            waiting[0][1].operation if waiting else None,
+            operation,
             self._objects.digest(own.given),
             own.terms,
             own.since,
@@ -195,7 +197,7 @@ class Heartbeats:
         count, until_s = self._asked_trainers
         return count if self._here.view is not None and self._here.now_s < until_s else None
 
-    def forget_fulfilled(self) -> None:
+    def _forget_fulfilled(self) -> None:
         """Forget a number of trainers that was asked for, once the view's rules have it.
 
         It is asked for once: who asks for another number after that is not to be asked back.

@@ -60,7 +60,7 @@ from atoll.peer.membership.messages import (
     Run,
     Terms,
 )
-from atoll.peer.membership.operations import without_objects
+from atoll.peer.membership.operations import Call, without_objects
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.probation import CompletedRounds
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain, short
@@ -293,6 +293,14 @@ class MemberState:
         read = {b.fragment for b in self.begins.values() if self.takes_part(b)}
         self.submissions = {f: s for f, s in self.submissions.items() if f in read}
 
+    def waiting(self) -> tuple[tuple[int, ...], tuple[float, ...], Call]:
+        """Return the fragments that wait for a round, their weights, and what the first calls."""
+        if not self.submissions:
+            return (), (), None
+        fragments = tuple(sorted(self.submissions))
+        weights = tuple([self.submissions[fragment].weight for fragment in fragments])
+        return fragments, weights, self.submissions[fragments[0]].operation
+
     @property
     def given(self) -> bytes:
         """Return the object of the GATHER that our trainer waits for."""
@@ -445,8 +453,8 @@ class MemberState:
         if held.begin is None and not held.durable:
             return None  # who holds nothing has only its vote to give
         run = held.run
-        said = Ready(*held.place, run.round, run.attempt, run.root, pending=not held.durable)
-        return replace(said, life=self.life, keeps_rounds=self.keeps_rounds)
+        said = (*held.place, run.round, run.attempt, run.root, not held.durable)
+        return Ready(*said, self.life, self.keeps_rounds)
 
     def on_notice(self, notice: Notice) -> Ready | None:
         """Return our vote for a result that others hold and we need not, or None.
@@ -488,7 +496,7 @@ class MemberState:
         held = self._at_hand()
         if held is not None and held.is_here:
             known[held.run.round] = held.run
-        return tuple(known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX])
+        return tuple([known[number] for number in sorted(known)[:ROUNDS_IN_FLIGHT_MAX]])
 
     @property
     def pending(self) -> bool:
@@ -747,16 +755,23 @@ class MemberState:
         """Return whether the state after ``round`` is here, and not in doubt."""
         return self.is_replica and not self.suspect and not self.diverged
 
+    def standing(self) -> tuple[int, bytes, bool]:
+        """Return the position that a report names, and whether its state is here."""
+        if self.diverged:
+            return 0, b"", False
+        self._at_hand()
+        return self.round, self.chain, self.holds
+
     def report(self) -> Report:
         """Return what a candidate must know before it may choose the base of the next view."""
+        standing = self.standing()
         if self.diverged:
-            return Report(0, b"", holds=False)
-        self._at_hand()
+            return Report(*standing)
         said = [held for _, held in sorted(self.held.items()) if held.durable]
         runs = tuple(held.run for held in said)
         missing = tuple(held.run.round for held in said if not held.is_here)
         later = self.known if self.known[0] > self.round else (0, b"")
-        return Report(self.round, self.chain, self.holds, runs, *later, missing, self.unchanged)
+        return Report(*standing, runs, *later, missing, self.unchanged)
 
 
 _STEP = "a step of the optimizer"

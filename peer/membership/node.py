@@ -108,7 +108,8 @@ class Node:
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take one event at a monotonic time; return what the shell has to do, in order."""
         here = self._here
-        here.now_s = max(here.now_s, now_s)
+        if now_s > here.now_s:
+            here.now_s = now_s
         if here.phase is not Phase.LEFT:
             self._discount_own_pause()
             if self._recovered is not None:
@@ -126,10 +127,10 @@ class Node:
         return self._deadline_s
 
     def _next_deadline_s(self) -> float | None:
-        here = self._here
+        here, lead, election = self._here, self.coordinator, self.election
         if here.phase is Phase.LEFT:
             return None
-        if self._busy():
+        if (lead is not None and lead.busy) or (election is not None and election.busy):
             return here.now_s + here.timing.step_s
         return min(self.heartbeats.next_s, here.now_s + here.timing.heartbeat_s)
 
@@ -191,9 +192,10 @@ class Node:
 
     def _discount_own_pause(self) -> None:
         here = self._here
-        pause_s = here.now_s - self._deadline_s if self._deadline_s else 0.0
-        if self._deadline_s:
-            here.lag.note(pause_s, here.now_s)
+        if not self._deadline_s or here.now_s <= self._deadline_s:
+            return
+        pause_s = here.now_s - self._deadline_s
+        here.lag.note(pause_s, here.now_s)
         if pause_s > here.timing.heartbeat_s:
             if self.election is not None:
                 self.election.discount_pause(pause_s)
@@ -202,22 +204,20 @@ class Node:
 
     def _settle(self) -> None:
         """Act on the facts; what that told ourselves may call for another step."""
-        self._deliver_to_self()
-        while self._here.phase is not Phase.LEFT:
+        here = self._here
+        if here.to_self:
+            self._deliver_to_self()
+        while here.phase is not Phase.LEFT:
             self._step()
-            if not self._deliver_to_self():
+            if not here.to_self:
                 return
+            self._deliver_to_self()
 
-    def _deliver_to_self(self) -> bool:
-        """Handle what we have sent to ourselves; return whether there was anything."""
-        any_came = False
-        while self._here.phase is not Phase.LEFT:
-            message = self._here.take_message()
-            if message is None:
-                break
-            any_came = True
-            self._on_message(self._here.me.peer, message)
-        return any_came
+    def _deliver_to_self(self) -> None:
+        """Handle what we have sent to ourselves."""
+        here = self._here
+        while here.to_self and here.phase is not Phase.LEFT:
+            self._on_message(here.me.peer, here.to_self.popleft())
 
     def _step(self) -> None:
         here = self._here
@@ -235,12 +235,12 @@ class Node:
             if self.coordinator is not None:
                 self._step_coordinator(self.coordinator, self.election)
             else:
-                self._ask_kernels(self.election.to_look_at())
+                if silent := self.election.to_look_at():
+                    self._ask_kernels(silent)
                 self._follow(self.election.step())
         if not self._is_bound():
             self.syncing.step()
         self.forks.step(self.coordinator)
-        self.heartbeats.forget_fulfilled()
         self.heartbeats.step(self.coordinator, self.election)
 
     def _step_coordinator(self, lead: Coordinator, election: Election) -> None:
@@ -253,10 +253,11 @@ class Node:
         if (asked := self.heartbeats.asked_trainers()) is not None:
             lead.admission.ask_trainers(asked)
         lead.rival = self.forks.rival()
-        self._ask_kernels(lead.roster.to_look_at(here.now_s))
+        if silent := lead.roster.to_look_at(here.now_s):
+            self._ask_kernels(silent)
         lead.step(here.now_s)
         alive = lead.roster.alive(here.now_s)
-        if not lead.hears_quorum(here.now_s):
+        if not lead.roster.hears_quorum(here.now_s):
             self._follow(election.lost_quorum())
             if self.coordinator is not None:
                 election.probe_missing(alive)
@@ -278,11 +279,6 @@ class Node:
 
     # ------------------------------------------------------------ what this peer knows of itself
 
-    def _busy(self) -> bool:
-        lead = self.coordinator
-        electing = self.election is not None and self.election.busy
-        return electing or (lead is not None and lead.busy)
-
     def _alone(self) -> bool:
         lead = self.coordinator
         return lead is not None and lead.roster.alive(self._here.now_s) == {self._here.me.peer}
@@ -298,7 +294,9 @@ class Node:
         Its members need it: in a rollback nobody else may have it, whoever is ahead has come back.
         """
         vote = self.election.acceptor.accepted if self.election is not None else None
-        base = (vote.proposal.base_round, vote.proposal.base_chain) if vote is not None else None
+        if vote is None:
+            return False
+        base = vote.proposal.base_round, vote.proposal.base_chain
         return base == (self.follower.round, self.follower.chain)
 
     def _has_coordinator(self) -> bool:
@@ -663,20 +661,20 @@ class Node:
 
     # ------------------------------------------------------------ messages
 
-    def _on_message(self, source: bytes, message: object) -> None:
+    def _on_message(self, source: bytes, message: Any) -> None:
         handler = _MESSAGES.get(type(message))
         if handler is None:
             text = f"{short(source)} sent a {name_of(message)}, which nobody expects"
             self._here.emit(ev.Note("protocol", text, source))
             return
-        if isinstance(message, ms.InView) and not isinstance(message, ms.SyncTarget):
+        if type(message) in _IN_VIEW:
             if not self._in_step(source, message) or not self._may_speak(source, message):
                 return
             self._here.refused.discard(source)
             # Not from ourselves: who has yielded must not take itself for alive. And who asks for a
             # later view does not coordinate this one.
             heard = self._is_coordinator(source) and source != self._here.me.peer
-            heard = heard and not isinstance(message, ms.ProbeView | ms.Heartbeat)
+            heard = heard and type(message) not in _OF_JOINERS
             if heard and self.election is not None:
                 self.election.heard_coordinator()
         handler(self, source, message)
@@ -689,7 +687,7 @@ class Node:
         if type(message) in _ORDERS:
             return self._is_coordinator(source)
         named = self._here.view is not None and self._here.view.member(source) is not None
-        return named or isinstance(message, ms.Heartbeat | ms.ProbeView)
+        return named or type(message) in _OF_JOINERS
 
     def _in_step(self, source: bytes, message: ms.InView) -> bool:
         """Return whether a message is of our lineage and view.
@@ -943,6 +941,9 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Configured: Node._on_configured,
 }
 
+# What those outside the view say as well.
+_OF_JOINERS = (ms.ProbeView, ms.Heartbeat)
+
 # What only the coordinator may say.
 _ORDERS: dict[type, Callable[[Node, bytes, Any], None]] = {
     ms.AskFinals: lambda node, source, ask: node.follower.on_ask_finals(ask),
@@ -983,3 +984,6 @@ _MESSAGES: dict[type, Callable[[Node, bytes, Any], None]] = {
     ms.JoinRefused: lambda node, source, refused: node.joining.on_refused(source, refused),
     ms.SyncTarget: Node._on_sync_target,
 }
+
+# What is of one view, and heard by who is in it.
+_IN_VIEW = {kind for kind in _MESSAGES if issubclass(kind, ms.InView)} - {ms.SyncTarget}

@@ -331,7 +331,7 @@ class Eligibility:
 
         So many are attached, or some members have not said yet whether they have one.
         """
-        if self._roster.unheard(present):
+        if trainers_needed(self._view, self.terms) == 1 or self._roster.unheard(present):
             return True
         return self.has_trainers(number, self._roster.trainers(present), present)
 

@@ -26,12 +26,15 @@ class Roster:
         self._timing = timing
         self._machines = machines or Machines()
         self.heartbeats: dict[bytes, Heartbeat] = {}
-        self._detector = FailureDetector(timing, view.peers, now_s, self._machines)
+        others = (peer for peer in view.peers if peer != me)
+        self._detector = FailureDetector(timing, others, now_s, self._machines)
         self._refused: set[bytes] = set()
         self._doubted: dict[bytes, bytes] = {}  # each peer's last digest that RESYNC has answered
         self._given: dict[bytes, tuple[bytes, bytes]] = {}  # digest and object for a GATHER
+        self._unalike: set[bytes] = set()  # who lacks links, cannot be dialled, or is asked in vain
         self._links: LinkGraph | None = LinkGraph()  # None: to be found anew
-        self._cached: tuple[float, set[bytes]] = (-1.0, set())  # who lived, and when that was asked
+        # When it was asked last who lives, who did, and whether they were a quorum.
+        self._cached: tuple[float, set[bytes], bool] = (-1.0, set(), False)
         self.broken = BrokenPaths()
 
     def heard(self, peer: bytes, beat: Heartbeat | None, now_s: float) -> bool:
@@ -44,20 +47,25 @@ class Roster:
             return False
         if beat is not None and known is not None and beat.life < known.life:
             return False
-        if beat is not None and known is not None and beat.life > known.life:
-            self._detector.forgive(peer, now_s)  # it was not silent: it was not there
-        else:
-            self._detector.heard(peer, now_s)
-        self._refused.discard(peer)
         if peer != self.me:
-            self._look_again()
-        if beat is not None:
+            if beat is not None and known is not None and beat.life > known.life:
+                self._detector.forgive(peer, now_s)  # it was not silent: it was not there
+            else:
+                self._detector.heard(peer, now_s)
+            self._refused.discard(peer)
+            if peer not in self._cached[1]:
+                self._look_again()
+        if beat is not None and beat is not known:
             if beat.unlinked != (known.unlinked if known is not None else ()):
                 self._links = None
             self.heartbeats[peer] = beat
+            if beat.unlinked or beat.outbound or beat.callers:
+                self._unalike.add(peer)
+            else:
+                self._unalike.discard(peer)
             self._machines.says_lag(peer, beat.lag_s)
-            if not beat.given:
-                self._given.pop(peer, None)
+        if self._given and beat is not None and not beat.given:
+            self._given.pop(peer, None)
         return True
 
     def life(self, peer: bytes) -> int:
@@ -67,8 +75,8 @@ class Roster:
 
     def restarted(self, begin: Begin) -> set[bytes]:
         """Return the participants of an attempt whose process is another one by now."""
-        lives = zip(begin.participants, begin.lives, strict=False)
-        return {peer for peer, life in lives if self.life(peer) != life}
+        lives, beats = zip(begin.participants, begin.lives, strict=False), self.heartbeats
+        return {p for p, life in lives if (beats[p].life if p in beats else 0) != life}
 
     def refused(self, peer: bytes) -> None:
         if self.view.member(peer) is not None:
@@ -94,12 +102,19 @@ class Roster:
     def alive(self, now_s: float) -> set[bytes]:
         """Return who lives; the same set until something changes, so not to be changed."""
         if self._cached[0] != now_s:
-            me, peers = self.me, self.view.peers
-            self._cached = (now_s, {p for p in peers if p == me or not self._is_dead(p, now_s)})
+            dead = self._refused.union(self._detector.suspected(now_s)) - {self.me}
+            alive = {*self.view.peers} - dead
+            self._cached = (now_s, alive, is_quorum(self.view, alive))
         return self._cached[1]
 
+    def hears_quorum(self, now_s: float) -> bool:
+        """Return whether those who live are a quorum of the view."""
+        if self._cached[0] != now_s:
+            self.alive(now_s)
+        return self._cached[2]
+
     def _look_again(self) -> None:
-        self._cached = (-1.0, set())
+        self._cached = (-1.0, set(), False)
 
     def dead(self, now_s: float) -> set[bytes]:
         return set(self.view.peers) - self.alive(now_s)
@@ -128,7 +143,7 @@ class Roster:
 
     def to_look_at(self, now_s: float) -> list[bytes]:
         """Return the members that say nothing, whose kernels are to be asked."""
-        return [peer for peer in self._detector.to_look_at(now_s) if peer != self.me]
+        return self._detector.to_look_at(now_s)
 
     def silence(self, peers: Collection[bytes], now_s: float) -> Silence:
         """Return what the silence of some of these members means for an attempt of theirs."""
@@ -148,6 +163,11 @@ class Roster:
         if self._links is None:
             self._links = graph_of(self.view, self.heartbeats, self.broken.pairs)
         return self._links
+
+    @property
+    def are_alike(self) -> bool:
+        """Return whether all are placed alike: all have links to all, and nobody asks in vain."""
+        return not self._unalike
 
     def break_paths(self, pairs: Collection[Pair], now_s: float) -> float:
         """Count these pairs as without a link for a while; return for how long."""
@@ -189,10 +209,10 @@ class Roster:
         return {
             peer: beat.digest
             for peer, beat in self.heartbeats.items()
-            if peer != self.me
-            and beat.digest_round == round_number > 0
+            if beat.digest_round == round_number > 0
+            and peer != self.me
             and not beat.unsynced
-            and not self.is_doubted(peer, beat.digest)
+            and self._doubted.get(peer) != beat.digest
         }
 
     def undigested(self, alive: set[bytes], round_number: int) -> set[bytes]:
@@ -243,9 +263,9 @@ class Roster:
             for peer in alive
             if (beat := self.heartbeats.get(peer))
             and fragment in beat.arrived
-            and self.has_given(peer)
             and not beat.unsynced
             and (beat.round, beat.chain) == (round_number, chain)
+            and self.has_given(peer)
         }
 
     def calls(self, peer: bytes) -> bool:
@@ -283,5 +303,5 @@ class Roster:
 
         0 if there is none.
         """
-        frozen = [p for p, beat in self.heartbeats.items() if beat.frozen and p in alive]
-        return max((self.heartbeats[peer].promised for peer in frozen), default=0)
+        frozen = [x.promised for peer, x in self.heartbeats.items() if x.frozen and peer in alive]
+        return max(frozen, default=0)

@@ -127,7 +127,7 @@ class Signatures:
             return True
         if proof is None:  # of a run's first view, which its founder makes alone
             return view is None and install.decided.number <= 1
-        votes = {v.peer for v in proof.votes if self._is_vote(v.peer, v.inc, v.sig, install, proof)}
+        votes = self._voters(install.decided, proof, self._signer)
         if view is None or (proof.lineage, proof.view) != (view.lineage, view.number):
             known = votes if view is None else votes.intersection(view.peers)
             return bool(known) and len(votes) == len(proof.votes)
@@ -145,10 +145,12 @@ class Signatures:
             return False
         return self.proven(install, None)
 
-    def _is_vote(self, peer: bytes, inc: int, sig: bytes, install: Install, proof: Proof) -> bool:
-        assert self._signer is not None
-        vote = Accepted(proof.lineage, proof.view, proof.ballot, install.decided, inc)
-        return self._signer.verify(peer, _statement(vote), sig)
+    def _voters(self, decided: View, proof: Proof, signer: Signer) -> set[bytes]:
+        """Return whose votes are genuine. What they have signed differs by their incarnations."""
+        place = (proof.lineage, proof.view, proof.ballot)
+        incs = {vote.inc for vote in proof.votes}
+        signed = {inc: _statement(Accepted(*place, decided, inc)) for inc in incs}
+        return {v.peer for v in proof.votes if signer.verify(v.peer, signed[v.inc], v.sig)}
 
 
 def _position(told: Remembered) -> bytes:
@@ -156,4 +158,4 @@ def _position(told: Remembered) -> bytes:
 
 
 def _statement(message: Signed) -> bytes:
-    return b"atoll-signed" + encode(replace(message, sig=b""))
+    return b"atoll-signed" + encode(replace(message, sig=b"") if message.sig else message)

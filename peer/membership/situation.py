@@ -28,6 +28,7 @@ class Situation:
         self.restarted_s: float | None = None  # when this process found its view in its ledger ...
         self.resigned = False  # ... which an earlier life had coordinated
         self.timing = self._unpaced = timing
+        self._pace: tuple[float, int] | None = None  # what the timing follows (Timing.paced)
         self.now_s = 0.0
         self.phase = Phase.OUT
         self.view: View | None = None  # number 0 is the imaginary one of founders (bootstrap.py)
@@ -43,7 +44,7 @@ class Situation:
         self.leave_by_s: float | None = None
         self._unlinked_s: dict[bytes, float] = {}  # members without a link, and since when
         self._effects: list[Effect] = []
-        self._to_self: deque[object] = deque()
+        self.to_self: deque[object] = deque()  # messages, the next one first
 
     def pace(self) -> None:
         """Let the limits follow the slowest round trip to a member of the view."""
@@ -53,7 +54,9 @@ class Situation:
         self.lives = {peer: life for peer, life in self.lives.items() if peer in known}
         self.restarts = {peer: at for peer, at in self.restarts.items() if peer in known}
         slowest_s = max((self.srtt_s.get(peer, 0.0) for peer in members), default=0.0)
-        self.timing = self._unpaced.paced(slowest_s, len(members))
+        if self._pace != (slowest_s, len(members)):
+            self._pace = (slowest_s, len(members))
+            self.timing = self._unpaced.paced(*self._pace)
 
     def unlinked(self) -> tuple[int, ...]:
         """Return which members this peer has no link to, as positions in the view, ascending.
@@ -65,10 +68,10 @@ class Situation:
         if view is None:
             return ()
         linked, me = self.linked, self.me.peer
-        without = [(n, p) for n, p in enumerate(view.peers) if p not in linked and p != me]
-        if not without:
+        if not view.peer_set - linked - {me}:  # as nearly always
             self._unlinked_s.clear()
             return ()
+        without = [(n, p) for n, p in enumerate(view.peers) if p not in linked and p != me]
         self._unlinked_s = {peer: self._unlinked_s.get(peer, now_s) for _, peer in without}
         wait_s = 0.0 if self.outbound else self.timing.linking_s
         return tuple(n for n, peer in without if now_s - self._unlinked_s[peer] >= wait_s)
@@ -90,7 +93,7 @@ class Situation:
 
     def lag_s(self) -> float:
         """Return how late this peer's event loop was lately, as it announces it."""
-        return round(self.lag.usual_s(self.now_s), 2)
+        return round(self.lag.usual_s(self.now_s), 2) if self.lag.seen else 0.0
 
     # ------------------------------------------------------------ effects
 
@@ -99,18 +102,19 @@ class Situation:
 
         Records are numbered, and what must not leave before its record is synced is held back.
         """
-        if isinstance(effect, Persist):
+        if isinstance(effect, Send):
+            if not self.outbox.holds_back(effect):
+                self.let_go(effect)
+        elif isinstance(effect, Persist):
             written = self.outbox.number(effect)
             self._effects += [written] if written is not None else []
-        elif not isinstance(effect, Send):
+        else:
             self._effects.append(effect)
-        elif not self.outbox.holds_back(effect):
-            self.let_go(effect)
 
     def let_go(self, effect: Send) -> None:
         """Send a message that need not wait, or does not any more."""
         if effect.peer == self.me.peer:
-            self._to_self.append(effect.message)
+            self.to_self.append(effect.message)
         else:
             self._effects.append(effect)
 
@@ -123,7 +127,3 @@ class Situation:
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
-
-    def take_message(self) -> object | None:
-        """Return the next message to this peer itself, or None."""
-        return self._to_self.popleft() if self._to_self else None

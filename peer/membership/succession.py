@@ -63,9 +63,8 @@ class Succession:
         self._leads_since_s = now_s if self._leads_since_s is None else self._leads_since_s
         leads_s = now_s - self._leads_since_s
         self._heeds_callers = leads_s >= timing.callers_s - timing.cut_off_s
-        beats = self._roster.heartbeats.values()
-        if not any(beat.unlinked or beat.outbound or beat.callers for beat in beats):
-            self._since_s = self._cut_off_s = None  # all are placed alike
+        if self._roster.are_alike:
+            self._since_s = self._cut_off_s = None
             return None
         better = self._better(alive)
         calling = any(self._reach(peer)[2] for peer in better)
@@ -89,6 +88,8 @@ class Succession:
     def spared(self, alive: Collection[bytes], now_s: float) -> set[bytes]:
         """Return the silent members that are not voted out yet, because others may reach them."""
         cut_off, since_s = self._cut_off(alive), self._spared_since_s
+        if not cut_off and not since_s:
+            return set()  # as nearly always
         self._spared_since_s = {peer: since_s.get(peer, now_s) for peer in cut_off}
         limit_s = now_s - self._timing.spare_s
         return {peer for peer, began_s in self._spared_since_s.items() if began_s > limit_s}
@@ -120,7 +121,9 @@ class Succession:
 
     def _lacking(self, peer: bytes) -> set[bytes]:
         beat, peers = self._roster.heartbeats.get(peer), self._view.peers
-        return {peers[n] for n in beat.unlinked if n < len(peers)} if beat is not None else set()
+        if beat is None or not beat.unlinked:
+            return set()
+        return {peers[n] for n in beat.unlinked if n < len(peers)}
 
     def _why(self, chosen: bytes) -> str:
         here, there = len(self._lacking(self._me)), len(self._lacking(chosen))

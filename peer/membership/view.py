@@ -195,6 +195,10 @@ class View:
         return tuple(member.peer for member in self.members)
 
     @cached_property
+    def peer_set(self) -> frozenset[bytes]:
+        return frozenset(self.peers)
+
+    @cached_property
     def replicas(self) -> tuple[bytes, ...]:
         return tuple(member.peer for member in self.members if member.role == REPLICA)
 
@@ -236,7 +240,7 @@ def is_quorum(view: View, peers: Collection[bytes]) -> bool:
     In a bootstrap view no tie-breaker may go on alone: it may hold nothing, and the other half what
     is left.
     """
-    present = sum(map(peers.__contains__, view.peers))
+    present = len(view.peer_set.intersection(peers))
     if 2 * present == len(view.members):
         return view.members[0].peer in peers and view.number > 0
     return 2 * present > len(view.members)

@@ -149,7 +149,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "no CheckQuorum",
         "coordinator",
-        "if not is_quorum(self.view, alive):\n            self._without",
+        "if not self.roster.hears_quorum(now_s):\n            self._without",
         "if False:\n            self._without",
         test="simulation/test_directed.py::test_a_coordinator_without_a_quorum_begins_nothing",
     ),
