@@ -93,9 +93,11 @@ class Checker:
         That is a flagged rollback, or one behind operations only, which nobody in it held
         (Statements).
         """
-        later = [v for v in self.rollbacks if v.lineage == lineage]
-        later += [v for v in self.views.values() if self._forgets_operations(v, number)]
-        return any(decided_in < v.number <= until and v.base_round < number for v in later)
+        return any(
+            (view.rollback and view.lineage == lineage) or self._forgets_operations(view, number)
+            for view in self.views.values()
+            if decided_in < view.number <= until and view.base_round < number
+        )
 
     def _forgets_operations(self, view: View, number: int) -> bool:
         between = range(view.base_round + 1, number + 1)
@@ -254,24 +256,25 @@ class Checker:
         for effect in effects if host.disk is not None else ():
             if type(effect) is ev.Send and type(effect.message) in (ms.Promise, ms.Accepted):
                 self._is_on_disk(host, effect.message)
-        memory = host.memory
-        said = self._said.setdefault(memory, {})
-        if said and type(event) is ev.Received:
+        if type(event) is ev.Received and (said := self._said.get(host.memory)):
             for ready in [x for x in said.values() if _overtakes(event.message, x)]:
                 del said[ready.round]
         for effect in effects:
-            if type(effect) is ev.Send:
-                message = effect.message
-                if type(message) is ms.Ready:
-                    frozen = self._frozen.get(memory) == (message.lineage, message.view)
-                    assert not frozen, f"I5: {host.name} says READY after a promise"
-                    if not message.pending and not self._is_lazy(host, message):
-                        said[message.round] = message
-                elif type(message) is ms.Begin and message.kind == GATHER:
-                    self._objects[_place(message)] = message.blob
-                elif type(message) is ms.Promise:
-                    self._frozen[memory] = (message.lineage, message.view)
-                    self._reports_ready(host, message)
+            if type(effect) is ev.Send and type(effect.message) in _REMEMBERED:
+                self._says(host, effect.message)
+
+    def _says(self, host: Host, message: object) -> None:
+        memory = host.memory
+        if type(message) is ms.Ready:
+            frozen = self._frozen.get(memory) == (message.lineage, message.view)
+            assert not frozen, f"I5: {host.name} says READY after a promise"
+            if not message.pending and not self._is_lazy(host, message):
+                self._said.setdefault(memory, {})[message.round] = message
+        elif type(message) is ms.Begin and message.kind == GATHER:
+            self._objects[_place(message)] = message.blob
+        elif type(message) is ms.Promise:
+            self._frozen[memory] = (message.lineage, message.view)
+            self._reports_ready(host, message)
 
     def _is_on_disk(self, host: Host, message: ms.Promise | ms.Accepted) -> None:
         """Ignore older views: nothing of them binds, and a compaction may have dropped it."""
@@ -290,11 +293,14 @@ class Checker:
     def _reports_ready(self, host: Host, promise: ms.Promise) -> None:
         report = promise.report
         reported = {(run.round, run.attempt) for run in report.runs}
-        for said in self._said[host.memory].values():
+        for said in self._said.get(host.memory, {}).values():
             if (said.lineage, said.view) == (promise.lineage, promise.view):
                 known = max(report.round, report.known_round)
                 held = known >= said.round or (said.round, said.attempt) in reported
                 assert held, f"I5: {host.name} takes READY {said.round}.{said.attempt} back"
+
+
+_REMEMBERED = (ms.Ready, Begin, ms.Promise)
 
 
 def _place(begin: Begin) -> tuple[bytes, int, int, int]:

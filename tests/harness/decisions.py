@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Decisions", "suffice"]
 
+# What is judged when it is said (``Decisions._says``).
+_JUDGED = frozenset((ms.Accepted, ms.Promise, ms.Prepare, ms.Accept, ms.Begin, ms.Yield))
 Place = tuple[bytes, int]  # a lineage, and a view in it
 Position = tuple[int, bytes]  # a round, and its chain
 
@@ -76,7 +78,8 @@ class Decisions:
                 message = effect.message
                 if message is not last:  # the same one to many
                     last = message
-                    self._says(host, message)
+                    if type(message) in _JUDGED:
+                        self._says(host, message)
             elif kind is ev.Installed:
                 if type(event) is ev.Found or _resumes_alone(host, effect.view, effects):
                     self._founded[effect.view.lineage] = _position(host, effect.view.lineage)

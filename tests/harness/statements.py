@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Statements"]
 
+# What is compared with what is known about who says it (``Statements._says``).
+_JUDGED = frozenset(
+    (
+        *(ms.Heartbeat, ms.Ready, ms.Miss, ms.Finals, ms.Begin),
+        *(ms.Accept, ms.Commit, ms.Promise, ms.Resync),
+    )
+)
 Attempt = tuple[bytes, int, int, int]  # lineage, view, round, attempt
 Chains = Mapping[bytes, tuple[bytes, object]]  # each with the one before it
 
@@ -79,7 +86,8 @@ class Statements:
                 message = effect.message
                 if message is not last:  # the same one to many
                     last = message
-                    self._says(host, message, effects)
+                    if type(message) in _JUDGED:
+                        self._says(host, message, effects)
             elif kind is ev.Note and effect.kind == "recovered":
                 self._fetches_what_it_lacks(host, effects)
             elif kind is ev.Note and effect.kind == "retry" and "results differ" in effect.text:

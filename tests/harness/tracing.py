@@ -44,6 +44,7 @@ class Recorder:
         return self._hash.hexdigest()[:DIGITS]
 
 
+@functools.cache
 def trace_name(kind: type) -> str:
     """Return what traces call an effect, a message or a part of one. TypeError without a name."""
     stated = vars(kind).get("trace")

@@ -11,7 +11,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from itertools import compress
-from operator import attrgetter
 from typing import Any
 
 from atoll.peer.membership import events as ev
@@ -411,11 +410,13 @@ class World(ABC):
         if first is None or not first.alive or first.paused:
             first = self._first = self._find_first()
         if first is not None and first.tick_s < due_s:
-            self.now_s = max(self.now_s, first.tick_s)
+            if first.tick_s > self.now_s:
+                self.now_s = first.tick_s
             self.deliver(first, _TICK)
         elif self._queue:
             when_s, _, act = heapq.heappop(self._queue)
-            self.now_s = max(self.now_s, when_s)
+            if when_s > self.now_s:
+                self.now_s = when_s
             act()
         else:
             raise AssertionError("nothing will ever happen")
@@ -424,8 +425,11 @@ class World(ABC):
 
     def _find_first(self) -> Host | None:
         """Return whose machine is due first; of several, the one that was added first."""
-        awake = (host for host in self.hosts.values() if host.alive and not host.paused)
-        return min(awake, key=_tick_s, default=None)
+        first: Host | None = None
+        for host in self.hosts.values():
+            if host.alive and not host.paused and (first is None or host.tick_s < first.tick_s):
+                first = host
+        return first
 
     # ------------------------------------------------------------ events in, effects out
 
@@ -464,7 +468,10 @@ class World(ABC):
             if host.traps:
                 effects = self._spring(host, effects)
             for effect in effects:
-                self._carry[type(effect)](host, effect)
+                if type(effect) is ev.Send:  # most are
+                    self.send(host, effect.peer, effect.message)
+                else:
+                    self._carry[type(effect)](host, effect)
 
     def _spring(self, host: Host, effects: list[ev.Effect]) -> list[ev.Effect]:
         """A failpoint: the process dies right before or after its n-th effect of a kind."""
@@ -543,7 +550,6 @@ class World(ABC):
 
 
 _TICK = ev.Tick()
-_tick_s = attrgetter("tick_s")
 
 
 def effect_name(effect: object) -> str:

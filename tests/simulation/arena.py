@@ -130,6 +130,7 @@ class Arena(World):
         self.rounds_wait = not options.asynchronous
         self.configured = options.configured
         self.call_of = self._call_of
+        self._calls: dict[tuple[int, str], Call] = {}  # by round, and who is out of step
         self._carry[ev.Connect] = self._connect
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
@@ -148,8 +149,13 @@ class Arena(World):
             return None
         share = OUT_OF_STEP_OFTEN if self.options.situation == "calls" else OUT_OF_STEP
         out_of_step = self.dice.random() < share
-        where = f"{self.options.seed} {host.round} {host.name if out_of_step else ''}"
-        dice = random.Random(where)
+        where = (host.round, host.name if out_of_step else "")
+        if where not in self._calls:
+            self._calls[where] = self._drawn_call(*where)
+        return self._calls[where]
+
+    def _drawn_call(self, number: int, name: str) -> Call:
+        dice = random.Random(f"{self.options.seed} {number} {name}")
         if dice.random() >= self.options.calls:
             return None
         return dice.choice((Operation(GATHER), Operation(REDUCE, 1000, "sum", "float32")))
@@ -319,8 +325,11 @@ class Arena(World):
             delay_s = self.delay(way)
             if self.late and dice.random() < self.late:
                 delay_s += dice.random()
-            when_s = max(self.now_s + delay_s, self.clogs.get(way, 0.0))
-            self.latest_s = max(self.latest_s, when_s)
+            when_s = self.now_s + delay_s
+            if self.clogs:
+                when_s = max(when_s, self.clogs.get(way, 0.0))
+            if when_s > self.latest_s:
+                self.latest_s = when_s
             self.at(when_s, lambda: self.deliver(target, event))
 
     def _send_stream(

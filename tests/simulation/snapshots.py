@@ -83,5 +83,5 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
         for item in fields(thing):
             yield item.name, getattr(thing, item.name)
     for key, value in getattr(thing, "__dict__", {}).items():
-        if key not in ("now_s", "_deadline_s", "_cached", "timing"):
+        if key not in ("now_s", "_deadline_s", "_cached", "_told", "timing"):
             yield key, value
