@@ -280,6 +280,7 @@ endif
 # hour of soak. Some eight hours of two cores.
 nightly: $(STAMP)
 	$(MAKE) traces
+	$(MAKE) simulate SEEDS=2000..10000
 	$(MAKE) simulate-durable SEEDS=0..5000
 	$(MAKE) mutate
 	$(MAKE) mutants
@@ -287,6 +288,7 @@ nightly: $(STAMP)
 	$(MAKE) restarts
 	$(MAKE) soak HOURS=1
 	$(MAKE) bench-plan
+	$(MAKE) bench-convergence-quick
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
