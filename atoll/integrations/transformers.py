@@ -15,7 +15,7 @@ That is all that a script changes. The callback makes the method when training b
 * at the end the steps since the last round are handed in, and the model has the run's parameters.
 
 A Trainer tells its callbacks neither when an evaluation begins nor that training has failed, and
-logs to others first. So the callback stands before five methods of its own trainer
+logs to others first. So the callback stands before four methods of its own trainer
 (``_stand_before``); it replaces none of them, and touches no class.
 """
 
