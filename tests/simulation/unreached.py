@@ -230,7 +230,7 @@ _ALWAYS = (
     "roster no  Roster.unsynced: p != self.me",
     "roster no  Roster.weight: beat",
     "situation no  Situation.pace: self.view",
-    "succession no  Succession._lacking: beat is not None",
+    "succession yes Succession._lacking: beat is None",
     "succession yes Succession._reach: beat is None",
     "syncing no  StateSync.step: lead is not None",
     "syncing yes StateSync.step: view is None",
