@@ -29,14 +29,17 @@ def outcomes(trainer: Process) -> list[dict[str, Any]]:
 
 
 def commits(trainer: Process, rounds: int) -> list[dict[str, Any]]:
-    """Its outcomes, once there are so many; all of them are commits."""
+    """Its commits, once there are so many. It misses none.
+
+    Whose daemon falls behind, as on a busy machine, has to load the state instead, and hears that.
+    """
 
     def there() -> list[dict[str, Any]]:
-        found = outcomes(trainer)
+        found = [line for line in outcomes(trainer) if line["kind"] == "committed"]
         return found if len(found) >= rounds else []
 
     found = until(there, f"it contributes to {rounds} rounds", trainer)
-    assert {line["kind"] for line in found} == {"committed"}
+    assert {line["kind"] for line in outcomes(trainer)} <= {"committed", "reload"}
     return found
 
 

@@ -71,7 +71,7 @@ def test_a_clone_without_symbolic_links_installs_the_same_files(tmp_path: Path) 
     lab = {f"atoll/peer/lab/{name}" for name in ("forward.c", "forward.h", "spaces.c")}
     folder = ROOT / "peer" / "telemetry" / "page"
     page = {f"atoll/peer/telemetry/page/{p.name}" for p in folder.iterdir() if p.suffix in PAGE}
-    assert others == examples | lab | page | {"atoll/py.typed"}
+    assert others == examples | lab | page | {"atoll/py.typed", "atoll/peer/plan/losses.json"}
     site = tmp_path / "site"
     subprocess.run([*PIP, "install", *PIP_OPTIONS, "--target", str(site), str(wheel)], check=True)
     assert used_from(site, tmp_path) == [
