@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 from typing import Any
-from unittest import mock
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -54,7 +53,7 @@ class Commands(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         lines: list[str] = []
-        for parser in _leaves(_parser()):
+        for parser in _leaves(main.command_parser()):
             lines += [f"## {parser.prog}", "", *_described(parser), ""]
         within = nodes.section()
         within.document = self.state.document
@@ -62,23 +61,6 @@ class Commands(SphinxDirective):
             StringList(lines, "commands"), self.content_offset, within, match_titles=True
         )
         return within.children
-
-
-class _Caught(Exception):
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
-def _parser() -> argparse.ArgumentParser:
-    def catch(self: argparse.ArgumentParser, *_: Any) -> None:
-        raise _Caught(self)
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", catch):
-        try:
-            main.main([])
-        except _Caught as caught:
-            return caught.parser
-    raise RuntimeError("`atoll` has read no arguments")
 
 
 def _leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:

@@ -28,7 +28,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from harness import golden_commands
 
 import atoll
 from atoll.optim import Swarm
@@ -233,7 +232,7 @@ def test_command_lines_are_ones_that_the_program_takes(
             if words == ["atoll", "--version"]:
                 continue  # it ends the program
             if words[0] == "atoll":
-                golden_commands.parser().parse_args(words[1:])
+                main.command_parser().parse_args(words[1:])
             elif words[0] == "make":
                 assert words[1] in targets, f"make has no {words[1]}"
             else:

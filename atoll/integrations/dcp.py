@@ -8,7 +8,8 @@ a method is loaded last, because it compares the run with what is in the model b
 ``~`` in ``KEY``. Each rank has an entry of its own, which no other number of ranks can load.
 
 A method's state is safetensors, in one entry of bytes: DCP keeps what is no tensor as a pickle, and
-in this one there are bytes alone. ``outer.save(folder)`` keeps the same without any pickle.
+in this one there are bytes alone. DCP unpickles what it loads, so load folders that you trust only;
+``outer.save(folder)`` keeps the same without any pickle.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hide_invites()
     command: Callable[[argparse.Namespace], int] | None = None
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed = command_parser().parse_args(arguments)
         for hint in getattr(parsed, "settings", Settings()).hints:
             print(hint, file=sys.stderr)
         command = parsed.command
@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return broken.exit_code
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands and options of ``atoll``."""
     parser = Parser(
         prog="atoll", description="Train one PyTorch model on machines joined by the internet."
     )

@@ -154,7 +154,7 @@ def measure(shape: LabShape, rounds: int) -> float:
 
 
 def after_begin_s(found: RoundForecast) -> float:
-    """What a daemon counts as the exchange: from BEGIN to the applied result."""
+    """Return what a daemon counts as the exchange: from BEGIN to the applied result."""
     return sum(p.seconds for p in found.parts if p.name not in ("training", "begin", "copies"))
 
 
@@ -168,7 +168,7 @@ def wait_for_plan(run: Fleet, names: str) -> bool:
 
 
 def rows_after(run: Fleet, names: str, first: int, rounds: int) -> list[dict[str, Any]]:
-    """What each round from the first on was for the first peer, by its own clock."""
+    """Return what each round from the first on was for the first peer, by its own clock."""
     peer = run.peers[names[0]]
     me = peer.status()["peer"]
 

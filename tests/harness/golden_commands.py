@@ -11,14 +11,12 @@ import argparse
 import contextlib
 import io
 from collections.abc import Iterator
-from typing import Any
-from unittest import mock
 
 from atoll.collectives.errors import AtollError
 from atoll.peer.cli import main
 from atoll.peer.cli.daemon import INTERRUPTED
 
-__all__ = ["EXIT_HEAD", "HELP_HEAD", "exit_lines", "help_lines", "parser"]
+__all__ = ["EXIT_HEAD", "HELP_HEAD", "exit_lines", "help_lines"]
 
 HELP_HEAD = (
     "Every command with its arguments and options: how many values, default, choices.",
@@ -30,27 +28,8 @@ EXIT_HEAD = (
 )
 
 
-class _Caught(Exception):
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self.parser = parser
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return what `atoll` reads its arguments with, whatever makes it."""
-
-    def catch(self: argparse.ArgumentParser, *_: Any) -> None:
-        raise _Caught(self)
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", catch):
-        try:
-            main.main([])
-        except _Caught as caught:
-            return caught.parser
-    raise AssertionError("`atoll` has read no arguments")
-
-
 def help_lines() -> Iterator[str]:
-    yield from _lines(parser())
+    yield from _lines(main.command_parser())
 
 
 def _lines(of: argparse.ArgumentParser) -> Iterator[str]:

@@ -36,7 +36,7 @@ class Same(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 class Watched(Module):
-    """What it is like where it is validated, and its learning rates."""
+    """Keep what the model is like where it is validated, and the learning rates."""
 
     def __init__(self) -> None:
         super().__init__()

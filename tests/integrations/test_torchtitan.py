@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:To get the last learning rate")
 
 
 class Checkpointer:
-    """What TorchTitan's does with ``states``: one dictionary for DCP, the model's own in it."""
+    """Do with ``states`` what TorchTitan's does: one dictionary for DCP, the model's own in it."""
 
     def __init__(self, folder: Path, states: dict[str, Any]) -> None:
         self.folder, self.states = folder, states

@@ -152,7 +152,7 @@ def choices(plan: Plan, results: Results) -> str:
 
 
 def losses(plan: Plan, results: Results) -> str:
-    """What the table of docs/choosing.md is made of, as `atoll plan` reads it: a line for each."""
+    """Return the rows of docs/choosing.md's table as `atoll plan` reads them, a line for each."""
     rows = [
         {
             "method": each.line.method,

@@ -89,7 +89,7 @@ def test_every_option_of_every_daemon_is_a_key_and_a_variable(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever argparse has: a new option needs nothing here."""
-    parser = main._parser()
+    parser = main.command_parser()
     monkeypatch.setenv("SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2")
     monkeypatch.setenv("SKYPILOT_NODE_RANK", "1")
     monkeypatch.setenv("SKYPILOT_TASK_ID", "sky-1")
