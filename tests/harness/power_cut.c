@@ -113,20 +113,25 @@ static uint64_t inode_of(int fd) {
     return fstat(fd, &found) ? 0 : found.st_ino;
 }
 
-/* Whether a descriptor is a file (2) or folder (3) below; found out once, and by what opened it. */
-static int state(int fd) {
+__attribute__((noinline)) static int has_path_below(int fd) {
     char link[64], path[PATH_MAX], whole[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length <= 0 || path[0] != '/') return 0;
+    path[length] = 0;
+    return *inside(AT_FDCWD, path, whole) != 0;
+}
+
+/* Whether a descriptor is a file (2) or folder (3) below; found out once, and by what opened it.
+   Python's signal handler writes to a socket, on a stack of its own that has no room for a path:
+   what is neither a file nor a folder is told apart before there is one. */
+static int state(int fd) {
     struct stat found;
     if (!below_length || fd < 0 || fd >= FDS) return 1;
     if (!fds[fd]) {
         fds[fd] = 1;
-        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-        ssize_t length = readlink(link, path, sizeof path - 1);
-        if (length > 0 && path[0] == '/') {
-            path[length] = 0;
-            if (*inside(AT_FDCWD, path, whole) && !fstat(fd, &found))
-                fds[fd] = S_ISREG(found.st_mode) ? 2 : S_ISDIR(found.st_mode) ? 3 : 1;
-        }
+        if (!fstat(fd, &found) && (S_ISREG(found.st_mode) || S_ISDIR(found.st_mode)) && has_path_below(fd))
+            fds[fd] = S_ISREG(found.st_mode) ? 2 : 3;
     }
     return fds[fd];
 }
