@@ -29,16 +29,26 @@ class Leaving:
     """Note that a signal asks this trainer to leave.
 
     ``wait_s``: how long it then waits for rounds; ``exits``: whether the script ends after that.
-    ``asked``: the name of the signal that has come, or "".
+    ``asked``: the name of the signal that has come, or "". ``end_within`` hears in the handler how
+    long a daemon that has ended is still worth waiting for: not at all within `atoll run`, which
+    starts none while it ends.
     """
 
-    def __init__(self, numbers: Collection[int], wait_s: float, *, exits: bool) -> None:
+    def __init__(
+        self,
+        numbers: Collection[int],
+        wait_s: float,
+        end_within: Callable[[float], None],
+        *,
+        exits: bool,
+    ) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
                 "signals reach the main thread alone, and this is another one",
                 fix="call leave_on_signal() in the main thread",
             )
         self.wait_s, self.exits, self.asked = wait_s, exits, ""
+        self._end_within, self._daemon_wait_s = end_within, 0.0 if is_supervised() else wait_s
         self._before: dict[int, Handler | int | None] = {}
         for number in numbers:
             self._before[number] = signal.signal(number, self._on_signal)
@@ -52,6 +62,7 @@ class Leaving:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         is_first, self.asked = not self.asked, self.asked or signal.Signals(number).name
+        self._end_within(self._daemon_wait_s)
         before = self._before[number]
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
@@ -70,7 +81,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def supervised_leaving() -> Leaving | None:
+def supervised_leaving(end_within: Callable[[float], None]) -> Leaving | None:
     """Return what `atoll run` expects of its script; None without it.
 
     A script with handlers of its own, or one that trains in another thread, is left alone.
@@ -80,4 +91,6 @@ def supervised_leaving() -> Leaving | None:
         return None
     own = (signal.SIG_DFL, signal.default_int_handler)
     numbers = [number for number in USUAL if signal.getsignal(number) in own]
-    return Leaving(numbers, math.inf, exits=True) if signal.SIGTERM in numbers else None
+    if signal.SIGTERM not in numbers:
+        return None
+    return Leaving(numbers, math.inf, end_within, exits=True)

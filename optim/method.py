@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 
 from atoll.collectives.codecs import F32
-from atoll.collectives.errors import AtollError, CodecError, ConfigError
+from atoll.collectives.errors import AtollError, CodecError, ConfigError, DaemonLostError
 from atoll.optim.frozen import Frozen
 from atoll.optim.leaving import LEAVE_WAIT_S, USUAL, Leaving, supervised_leaving
 from atoll.optim.manifest import Manifest
@@ -188,7 +188,7 @@ class Method(ABC):
             )
         if self._leaving is not None:
             self._leaving.close()
-        self._leaving = Leaving(signals or USUAL, wait_s, exits=exits)
+        self._leaving = Leaving(signals or USUAL, wait_s, self._end_within, exits=exits)
 
     def finish(self, wait_s: float = math.inf) -> None:
         """Hand in the local steps that no round has yet, and take the run's parameters.
@@ -253,7 +253,7 @@ class Method(ABC):
             self._unhook()
             raise
         if self._inners and self._hands_in:
-            self._leaving = supervised_leaving()
+            self._leaving = supervised_leaving(self._end_within)
 
     def _hook(self) -> None:
         for inner in self._inners[-1:]:
@@ -270,6 +270,10 @@ class Method(ABC):
     def _step_done(self) -> None:
         """Act on a local step that is complete; ``_steps`` counts it."""
         raise AssertionError(f"{type(self).__name__} follows no inner optimizer")
+
+    def _end_within(self, wait_s: float) -> None:
+        """Tell the channel, from a signal handler, how long its daemon is still waited for."""
+        self._channel.end_within(wait_s)
 
     def _hand_in(self) -> str:
         """Submit what there is since the last round, wait for it, and say what became of it.
@@ -336,6 +340,10 @@ class Method(ABC):
                 self._leave()
             else:
                 self._step_done()
+        except DaemonLostError as error:  # while a step waited for it, the signal has come
+            if self._ranks is not None or not self._leaves_now():
+                raise
+            self._has_left(f"its steps since the last round are lost: {error.what}")
         finally:
             self._in_step = self._is_leaving = False
 
@@ -352,13 +360,19 @@ class Method(ABC):
         A daemon that has gone first is no error then. A loop that goes on all the same waits for
         its rounds as before.
         """
-        leaving, self.has_left = self._leaving, True
+        leaving = self._leaving
+        self.has_left = True
         try:
             with self._channel.hurry(leaving.wait_s if leaving is not None else math.inf):
                 self._step_done()
                 became = self._hand_in()
         except AtollError as error:
             became = f"its steps since the last round are lost: {error.what}"
+        self._has_left(became)
+
+    def _has_left(self, became: str) -> None:
+        """Say what became of the last steps, and end the script or let its loop end."""
+        leaving, self.has_left = self._leaving, True
         asked = leaving.asked if leaving is not None else ""
         exits = leaving is None or leaving.exits
         ends = "; this script ends" if exits else ""

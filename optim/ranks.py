@@ -236,6 +236,10 @@ class RankSession:
         leader = self._leader
         return nullcontext() if leader is None else leader.hurry(wait_s)
 
+    def end_within(self, wait_s: float) -> None:
+        if (leader := self._leader) is not None:
+            leader.end_within(wait_s)
+
     def observe(self, **figures: Any) -> None:
         """Remember figures of a local step, on rank 0 alone."""
         if (leader := self._leader) is not None:

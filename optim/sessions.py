@@ -66,6 +66,8 @@ class Channel(Protocol):
 
     def hurry(self, wait_s: float, /) -> AbstractContextManager[None]: ...
 
+    def end_within(self, wait_s: float, /) -> None: ...
+
     def attach(
         self,
         spec: RunSpec,

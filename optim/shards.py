@@ -114,6 +114,11 @@ class Shards:
         seed: int = 0,
         folder: str | Path | None = None,
     ) -> None:
+        if not isinstance(samples, int):
+            raise ConfigError(
+                f"the samples of Shards are {type(samples).__name__}, and not how many they are",
+                fix="say Shards(len(dataset), outer), and shards.loader(dataset, batch_size=...)",
+            )
         if block is None:
             block = usual_block(samples)
         self.deck = Deck(samples, block, epochs or 0, seed)

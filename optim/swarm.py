@@ -281,6 +281,9 @@ class SwarmSession(OwnLoops):
         """Do nothing: rounds take no time here."""
         return nullcontext()
 
+    def end_within(self, wait_s: float) -> None:
+        """Do nothing: there is no daemon that could end."""
+
     def report(self, **metrics: float) -> None:
         self.reported = {name: float(value) for name, value in metrics.items()}
 

@@ -42,6 +42,7 @@ from harness.rooms import (
     RICH,
     ROOT,
     SOURCES,
+    UPNP,
 )
 
 FUNCTION_LINES_MAX = 70
@@ -93,7 +94,9 @@ def allowed_imports(module: str) -> set[str]:
     if module.startswith("atoll.optim"):
         return OPTIM_TORCH_MAY
     extra = DEMO_TRAINER_MAY if module in DEMO_TRAINER else set()
-    return PEER_MAY | extra | ({"rich"} if module in RICH else set())
+    drawn = {"rich"} if module in RICH else set()
+    asked = {"miniupnpc"} if module in UPNP else set()
+    return PEER_MAY | extra | drawn | asked
 
 
 # ---------------------------------------------------------------- imports

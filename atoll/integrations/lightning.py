@@ -12,15 +12,18 @@ the method when training starts. Then
   takes the best one, and beside it lies what ``fit(ckpt_path=...)`` needs to go on. One that is
   saved with ``save_weights_only`` has this replica's parameters: Lightning calls nobody for it;
 * the loggers of the trainer get the method's metrics as ``atoll/...``, `atoll status` the loss;
-* at the end the steps since the last round are handed in, and the model has the run's parameters.
+* at the end the steps since the last round are handed in, and the model has the run's parameters;
+* so they are in `atoll run` where it tells the script to end: Lightning has a handler of its own
+  for SIGTERM, and ends after the batch at hand.
 
 Strategies that shard the model (FSDP, DeepSpeed) are not covered: write the loop by hand for those.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,11 @@ from atoll.integrations.methods import Kind, evaluating, figures, follow, make_m
 from atoll.optim.method import Method
 from atoll.optim.sessions import AnySession
 from atoll.peer.client.console import say
+from atoll.peer.client.supervised import is_supervised
 
 try:
     from lightning import Callback
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
 except ImportError as error:
     raise missing("lightning", error) from error
 
@@ -75,6 +80,9 @@ class AtollCallback(Callback):
             )
         self._close()
         self.outer = self._make(pl_module, trainer.optimizers)
+        if is_supervised():
+            with suppress(ConfigError):  # of a method that has nothing to hand in
+                self.outer.leave_on_signal(wait_s=math.inf, exits=False)
         if self._saved is not None:
             _go_on(self.outer, pl_module, self._saved)
             self._saved = None
@@ -99,12 +107,18 @@ class AtollCallback(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, _trainer: Any, _module: Any) -> None:
-        if self.outer is not None:
-            self.outer.finish()
+        self._finish()
         self._close()
 
-    def on_exception(self, _trainer: Any, _module: Any, _exception: BaseException) -> None:
+    def on_exception(self, _trainer: Any, _module: Any, exception: BaseException) -> None:
+        self._shown.close()
+        if is_supervised() and isinstance(exception, SIGTERMException):
+            self._finish()  # the signal came between the last step and Lightning's look for it
         self._close()
+
+    def _finish(self) -> None:
+        if self.outer is not None and not self.outer.has_left:
+            self.outer.finish()
 
     def teardown(self, _trainer: Any, _module: Any, stage: str) -> None:
         if stage == "fit":

@@ -104,6 +104,4 @@ def get_codec(name: str) -> Codec:
         return CODECS[name]
     except KeyError:
         known = ", ".join(sorted(CODECS))
-        raise CodecError(
-            f"there is no codec {name!r}; known: {known}", fix=f"use one of: {known}"
-        ) from None
+        raise CodecError(f"there is no codec {name!r}", fix=f"use one of: {known}") from None

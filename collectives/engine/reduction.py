@@ -175,9 +175,10 @@ class Reduction:
 
     @property
     def progress_bytes(self) -> int:
-        """Return the payload bytes moved so far, by whole frames; the number only ever grows.
+        """Return the payload bytes that have come so far, by whole frames; it only ever grows.
 
-        It has those of chunks to which nobody else adds: who is alone moves no others for a while.
+        It has those of chunks to which nobody else adds: to who is alone none come for a while.
+        What is sent shows no progress, before it has arrived.
         """
         return self._control.progress_bytes
 

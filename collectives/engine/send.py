@@ -188,7 +188,6 @@ class Senders:
         with self._changed:
             self.reading -= sending.send.kind is FrameKind.RESULT
             if payload is not None and not why:
-                self._control.progress_bytes += payload.nbytes
                 self._stripes.note_sent(stripe, sending, now_s, receipt)
             elif payload is not None and self._stripes.broke(stripe, sending):
                 why = ""  # another stream sends it

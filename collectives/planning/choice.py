@@ -118,6 +118,10 @@ class ReductionTask:
             raise ConfigError(f"none of {count} peers has links to all others")
         return found
 
+    def has_owners(self, count: int) -> bool:
+        """Return whether one of so many participants has a link to each other one."""
+        return len({peer for pair in self.apart for peer in pair}) < count
+
     def has_bbr(self, peer: int) -> bool:
         return self.bbr[peer] if self.bbr else False
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atoll.collectives.errors import ConfigError, PassForgedError, PassMissingError, PassRunError
+from atoll.peer.cli.proxy import VARIABLE, hide_password
 from atoll.peer.net.connection_limits import MEMBERS_PER_ADDRESS_MAX
 from atoll.peer.net.identity import Home, RunRecord
 from atoll.peer.net.invite import SECRET_BYTES, Invite
@@ -23,14 +24,16 @@ _INVITE_WORD = re.compile(rf"(--[a-z-]+=)?.*?({_SCHEME}\S*#\S+).*", re.DOTALL)
 _DESCRIPTOR = re.compile(r"/proc/self/fd/(\d+)")
 
 
-def hide_invites() -> None:
-    """Start this very process again, if there is an invite among its arguments, without it.
+def hide_secrets() -> None:
+    """Start this very process again, if there is a secret among its arguments, without it.
 
     Every user of a machine can read the command lines of all processes, and an invite lets whoever
-    has it into the run. The new life reads it from a pipe. It has the same process id, environment,
-    folder and signals; nothing happens where the words of the command line are not known.
+    has it into the run. The new life reads it from a pipe, and a proxy with a password from its
+    environment. It has the same process id, folder and signals; nothing happens where the words of
+    the command line are not known.
     """
-    words, found = list(sys.orig_argv), False
+    words, proxy = hide_password(sys.orig_argv)
+    found = bool(proxy)
     for number, word in enumerate(words):
         match = _INVITE_WORD.fullmatch(word)
         if match is not None:
@@ -41,7 +44,8 @@ def hide_invites() -> None:
             words[number] = f"{match[1] or ''}/proc/self/fd/{reader}"
             found = True
     if found and sys.executable:
-        os.execv(sys.executable, [sys.executable, *words[1:]])
+        environment = os.environ | ({VARIABLE: proxy} if proxy else {})
+        os.execve(sys.executable, [sys.executable, *words[1:]], environment)
 
 
 def given_invite(parsed: argparse.Namespace) -> Invite:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from atoll.peer.caps.caps import CapOptions, Direction
 
 
+# Below this rate a data stream would count as broken, because nothing moves on it for so long.
+RELAY_MBIT_MIN, RELAY_MBIT_MAX = 0.1, 1e6
+
+
 def add_cap_options(verb: argparse.ArgumentParser) -> None:
     """Add the options to a command that starts a daemon."""
     caps = verb.add_argument_group("how much this peer may send and receive")
@@ -28,6 +32,20 @@ def add_cap_options(verb: argparse.ArgumentParser) -> None:
             help=f"what it {does} from midnight to midnight: near the end probes stop first, then"
             " state for others, and rounds are slower last",
         )
+
+
+def relay_mbit(text: str) -> float:
+    """Return what --relay says. Raises argparse's error for what is no rate."""
+    try:
+        mbit = float(text)
+    except ValueError:
+        mbit = 0.0
+    if not RELAY_MBIT_MIN <= mbit <= RELAY_MBIT_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text}: a rate from {RELAY_MBIT_MIN:g} to {RELAY_MBIT_MAX:,.0f} Mbit/s is expected,"
+            " such as --relay 20"
+        )
+    return mbit
 
 
 def cap_options(parsed: argparse.Namespace) -> CapOptions:

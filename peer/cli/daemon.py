@@ -22,12 +22,14 @@ from atoll.peer.cli.admission import (
     entry_of_join,
     entry_of_up,
     given_invite,
+    read_invite,
 )
-from atoll.peer.cli.caps import add_cap_options, cap_options
+from atoll.peer.cli.caps import add_cap_options, cap_options, relay_mbit
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT, add_checkpoint_options
 from atoll.peer.cli.launchers import LAUNCHERS
 from atoll.peer.cli.log_file import LOG_BYTES_MAX, LOG_FILES, LogFile
 from atoll.peer.cli.page import add_page_option, page_option
+from atoll.peer.cli.proxy import add_proxy_option, add_upnp_option, given_proxy, wants_upnp
 from atoll.peer.cli.service_manager import ServiceManager
 from atoll.peer.cli.settings import Parser, SecretAction
 from atoll.peer.client.supervised import is_kept_by_parent, signal_when_parent_ends
@@ -47,13 +49,20 @@ from atoll.peer.membership.view import (
     short,
 )
 from atoll.peer.net.identity import Home, default_home
-from atoll.peer.net.invite import DEFAULT_PORT, check_run_name, format_address, parse_address
+from atoll.peer.net.invite import (
+    DEFAULT_PORT,
+    Invite,
+    check_run_name,
+    format_address,
+    parse_address,
+)
 from atoll.peer.streams.congestion import AUTO, BBR, CUBIC, check
 
 if TYPE_CHECKING:
     from atoll.peer.checkpoint.reader import LoadedCheckpoint
     from atoll.peer.daemon.daemon import Daemon
     from atoll.peer.daemon.options import DaemonOptions
+    from atoll.peer.net.proxy import Proxy
     from atoll.peer.telemetry.page.server import PageServer
 
 
@@ -128,6 +137,8 @@ def add_peer_options(verb: argparse.ArgumentParser) -> None:
         help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
     )
     verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
+    add_proxy_option(verb)
+    add_upnp_option(verb)
     _add_stream_options(verb)
     add_address_option(verb)
     add_checkpoint_options(verb)
@@ -167,6 +178,13 @@ def add_founding_options(up: argparse.ArgumentParser) -> None:
         type=trainer_count,
         metavar="N",
         help="no round begins with fewer trainers; default: what the training script says, else 1",
+    )
+    rules.add_argument(
+        "--via",
+        metavar="FILE",
+        help="a file with the line of a relay, a peer that can be dialled and was started with"
+        " `atoll up --run NAME --witness --relay MBIT`, or - for standard input: for a founder that"
+        " cannot be dialled itself. The relay holds the rules of the run",
     )
     together = up.add_argument_group("founding together, in any order")
     together.add_argument("--expect", type=int, metavar="N", help="founders, this one included")
@@ -211,6 +229,14 @@ def _add_stream_options(verb: argparse.ArgumentParser) -> None:
     )
     add_cap_options(verb)
     verb.add_argument(
+        "--relay",
+        metavar="MBIT",
+        type=relay_mbit,
+        default=0.0,
+        help="carry data between peers of the run that cannot dial each other, so much in Mbit/s;"
+        " their control links are carried always. It sees sizes and times, and nothing else",
+    )
+    verb.add_argument(
         "--probes",
         choices=("on", "off"),
         default="on",
@@ -228,12 +254,15 @@ def _stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
         "plain_streams": parsed.plain_streams,
         "congestion": check(parsed.congestion),
         "probes": parsed.probes == "on",
+        "relay_mbit": parsed.relay,
         "caps": cap_options(parsed),
     }
 
 
 def _up(parsed: argparse.Namespace) -> int:
     run, log = check_run_name(parsed.run), _Log(parsed.log)
+    if parsed.via:
+        return _up_via(parsed, run, log)
     listed = _founders(parsed)
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
@@ -261,6 +290,32 @@ def _up(parsed: argparse.Namespace) -> int:
         now = (address for address in listed if address not in own)
         contacts = tuple(dict.fromkeys((*others, *now)))
         return _start(home, parsed, run, entry, contacts, log, returns=True)
+
+
+# What whoever founds a run decides, or brings: with --via that is the relay.
+_OF_FOUNDERS = (
+    *("policy", "on_lost", "on_fork", "min_trainers", "expect", "peers", "secret_file", "secret"),
+    *("launcher", "resume", "force_new_lineage", "authority", "invite"),
+)
+
+
+def _up_via(parsed: argparse.Namespace, run: str, log: _Log) -> int:
+    """Come into a run that a relay holds for this peer, which cannot be dialled.
+
+    Raises ConfigError where the relay's run is another, or for what the relay has to be told.
+    """
+    given = [name for name in _OF_FOUNDERS if getattr(parsed, name)]
+    if given:
+        option = given[0].replace("_", "-").replace("launcher", "from").replace("invite", "pass")
+        fix = f"give --{option} to `atoll up` on the relay, or leave it out"
+        raise ConfigError(
+            f"--{option} is for whoever founds the run, with --via the relay", fix=fix
+        )
+    invite = read_invite(parsed.via)
+    if invite.run != run:
+        fix = f"`atoll up --run {run} --witness --relay MBIT` on the relay prints the right line"
+        raise ConfigError(f"that relay holds run {invite.run}, not {run}", fix=fix)
+    return _enter(parsed, invite, log)
 
 
 def _founders(parsed: argparse.Namespace) -> tuple[str, ...]:
@@ -329,7 +384,11 @@ def _load(path: str, run: str, secret: bytes | None, log: _Log) -> LoadedCheckpo
 
 
 def _join(parsed: argparse.Namespace) -> int:
-    invite, log = given_invite(parsed), _Log(parsed.log)
+    return _enter(parsed, given_invite(parsed), _Log(parsed.log))
+
+
+def _enter(parsed: argparse.Namespace, invite: Invite, log: _Log) -> int:
+    """Run the daemon of a peer that an invite leads into its run."""
     with Home.open(default_home(parsed.home)) as home:
         record = home.load_run()
         entry = entry_of_join(invite, home, record)
@@ -370,12 +429,16 @@ def _start(
             fix="leave --checkpoint out here, and give it to the others",
         )
     listen_host, listen_port = _listen_address(parsed.listen)
+    proxy = given_proxy(parsed)
     options = DaemonOptions(
         run=run,
         **entry._asdict(),
         listen_host=listen_host,
         listen_port=listen_port,
-        advertise=parsed.advertise or _advertised_host(listen_host, contacts, log),
+        advertise=parsed.advertise or _advertised_host(listen_host, contacts, proxy, log),
+        advertises=parsed.advertise is not None,
+        proxy=proxy,
+        upnp=wants_upnp(parsed),
         contacts=contacts,
         role=role,
         rules=_rules(parsed, how.get("resume")),
@@ -578,23 +641,38 @@ def _listen_address(text: str | None) -> tuple[str, int]:
     return "0.0.0.0", DEFAULT_PORT
 
 
-def _advertised_host(listen_host: str, contacts: tuple[str, ...], log: _Log) -> str:
+NOWHERE = "192.0.2.1"  # RFC 5737: only a route is looked up
+
+
+def _advertised_host(
+    listen_host: str, contacts: tuple[str, ...], proxy: Proxy | None, log: _Log
+) -> str:
     """Return the host part of our address, for others to reach.
 
-    It is where we listen, or the interface that leads to the run; 127.0.0.1 without a route.
+    It is where we listen, or the interface that leads to the run; 127.0.0.1 without a route. Behind
+    a proxy this machine may have no route to the run, and cannot resolve its names.
     """
     if listen_host not in ("0.0.0.0", "::", ""):
         return format_address(listen_host, 0).removesuffix(":0")
-    target = parse_address(contacts[0])[0] if contacts else "192.0.2.1"  # RFC 5737: nowhere
+    targets = [parse_address(contacts[0])[0] if contacts else NOWHERE]
+    if proxy is not None:
+        targets = [NOWHERE, proxy.host]
+    host = next(filter(None, map(_own_address, targets)), "")
+    if not host:
+        host = "127.0.0.1"
+        log.say("no route to other machines was found: advertising 127.0.0.1 (--advertise sets it)")
+    return f"[{host}]" if ":" in host else host
+
+
+def _own_address(target: str) -> str:
+    """Return the address that packets to a host come from; "" without a route to it."""
     try:
         family = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
             probe.connect(family[4])  # a datagram socket only looks up the route
-            host = str(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
     except OSError:
-        host = "127.0.0.1"
-        log.say("no route to other machines was found: advertising 127.0.0.1 (--advertise sets it)")
-    return f"[{host}]" if ":" in host else host
+        return ""
 
 
 class _Log:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from atoll.peer.cli.admission import given_invite
+from atoll.peer.cli.proxy import add_proxy_option, given_proxy
 from atoll.peer.cli.settings import SecretAction
 from atoll.peer.net.identity import default_home
 from atoll.peer.net.invite import DEFAULT_PORT, parse_address
@@ -41,6 +42,7 @@ def add_doctor_verb(verbs: Any) -> argparse.ArgumentParser:
     doctor.add_argument(
         "--listen", metavar="HOST:PORT", help=f"as for `atoll join`; default 0.0.0.0:{DEFAULT_PORT}"
     )
+    add_proxy_option(doctor)
     doctor.add_argument("--checkpoint", metavar="DIR", help="a folder that is to hold checkpoints")
     doctor.add_argument(
         "--params",
@@ -91,6 +93,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
         listen=listen,
         elements=parsed.params or 0,
         rates=not parsed.no_rates,
+        proxy=given_proxy(parsed),
     )
     if not parsed.json and sys.stdout.isatty():
         print("looking, which takes up to half a minute ...", flush=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.collectives.version import VERSION
-from atoll.peer.cli.admission import hide_invites
+from atoll.peer.cli.admission import hide_secrets
 from atoll.peer.cli.authority import add_authority_verbs
 from atoll.peer.cli.checkpoint import add_checkpoint_verbs
 from atoll.peer.cli.config import add_config_verb, show_config
@@ -44,7 +44,7 @@ from atoll.peer.net.invite import SECRET_BYTES
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, run the command and return its exit code."""
     if arguments is None:
-        hide_invites()
+        hide_secrets()
     command: Callable[[argparse.Namespace], int] | None = None
     try:
         parsed = command_parser().parse_args(arguments)

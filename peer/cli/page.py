@@ -46,13 +46,16 @@ def add_replay_verb(verbs: Any) -> None:
 
 def _replay(parsed: argparse.Namespace) -> int:
     """Serve until Ctrl+C. Raises ConfigError where there is nothing to show."""
-    from atoll.peer.telemetry.event_file import files_of
+    from atoll.peer.telemetry.event_file import files_of, read
     from atoll.peer.telemetry.page.history import History
     from atoll.peer.telemetry.page.server import PageServer
 
     path = Path(parsed.file)
+    fix = "name an events.jsonl of a home, or the home"
     if not files_of(path):
-        raise ConfigError(f"there are no events at {path}", fix="name an events.jsonl of a home")
+        raise ConfigError(f"there are no events at {path}", fix=fix)
+    if next(read(path), None) is None:
+        raise ConfigError(f"{path} is no file of events", fix=fix)
     server = PageServer(*page_address(parsed.page), History(path), home=None)
     server.start(lambda: None)
     print(f"{server.url('')} shows {path}; Ctrl+C ends it", flush=True)

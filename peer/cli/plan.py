@@ -87,6 +87,9 @@ def _listed(parsed: argparse.Namespace, defaults: HostDefaults) -> RunSketch:
     if not parsed.parameters:
         raise ConfigError("how large is the model?", fix="say --parameters, 124M for example")
     path = Path(parsed.links)
+    if not path.is_file():
+        fix = "write one: docs/choosing.md has an example; without --links it asks the daemon here"
+        raise ConfigError(f"there is no list of hosts at {path}", fix=fix)
     if path.stat().st_size > FILE_BYTES_MAX:
         raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX:,} bytes: no list of hosts")
     try:

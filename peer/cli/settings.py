@@ -27,6 +27,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.cli.launchers import from_launcher
 from atoll.peer.net.identity import default_home, refuse_wide_mode
 from atoll.peer.net.invite import without_token
+from atoll.peer.net.proxy import without_password
 
 FILE: Final = "atoll.toml"
 FILE_BYTES_MAX: Final = 64 << 10  # all options with a remark each are 8 KiB; more is another file
@@ -192,8 +193,13 @@ def variable_of(name: str) -> str:
 
 
 def is_secret(action: argparse.Action, value: Any) -> bool:
-    """Return whether a value must not be shown: a secret, or an invite, which has one in it."""
-    return isinstance(action, SecretAction) or without_token(str(value)) != str(value)
+    """Return whether a value must not be shown: a secret, or one that has one in it.
+
+    Such are an invite, and a proxy with a password.
+    """
+    text = str(value)
+    has_secret = without_token(text) != text or without_password(text) != text
+    return isinstance(action, SecretAction) or has_secret
 
 
 # ---------------------------------------------------------------- the layers
@@ -414,7 +420,8 @@ def _converted(action: argparse.Action, text: str, where: str) -> Any:
 
 
 def _wrong(action: argparse.Action, raw: Any, where: str) -> ConfigError:
-    shown = HIDDEN if is_secret(action, raw) else _toml(raw)
+    # A URL that is not as it should be may have its password anywhere.
+    shown = HIDDEN if is_secret(action, raw) or "://" in str(raw) else _toml(raw)
     what = f"{where}: {name_of(action)} is {shown}, and has to be {expected(action)}"
     return ConfigError(what, fix=(action.help or "") % (vars(action) | {"prog": "atoll"}))
 

@@ -109,6 +109,11 @@ class Session(OwnLoops):
         trainers alike if it is together that they are too many; other errors as for
         :meth:`barrier`.
         """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ConfigError(
+                f"all_gather() of {type(data).__name__}, and it takes bytes",
+                fix="encode it, for example by json.dumps(value).encode()",
+            )
         if len(data) > OBJECT_BYTES_MAX:
             raise ConfigError(
                 f"all_gather() of {len(data):,} bytes; one trainer may give {OBJECT_BYTES_MAX:,}",

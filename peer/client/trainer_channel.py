@@ -175,6 +175,7 @@ class TrainerChannel:
         self._theta: list[Floats] = []
         self.deadline_s = 600.0
         self._hurries_until_s = math.inf  # on the monotonic clock
+        self._ends_by_s = math.inf
         self._state_serial = -1
         self._submitted: dict[int, _Submission] = {}  # fragment -> what waits
         self._committed: dict[int, int] = {}  # fragment -> the last round that it was in
@@ -193,7 +194,7 @@ class TrainerChannel:
         self.epoch = 0
         self.operations = 0  # rounds that were calls of this trainer, whatever came of them
         try:
-            hello = self._connect(timeout_s)
+            hello = self._connect(time.monotonic() + timeout_s)
         except BaseException:
             self.close()
             raise
@@ -382,6 +383,13 @@ class TrainerChannel:
             yield
         finally:
             self._hurries_until_s = before_s
+
+    def end_within(self, wait_s: float) -> None:
+        """Wait no longer for a daemon that has ended, from now on: this script is told to end.
+
+        A signal handler may call it while a call waits.
+        """
+        self._ends_by_s = min(self._ends_by_s, time.monotonic() + wait_s)
 
     def limited(self, usual_s: float) -> float:
         """Return how long a wait that begins now may last; less than usual for who hurries."""
@@ -659,9 +667,9 @@ class TrainerChannel:
         another run.
         """
         reconnect_s = self.limited(self._reconnect_s)
-        if not reconnect_s:
-            raise error
         ended_s = time.monotonic()
+        if not reconnect_s or ended_s >= self._ends_by_s:
+            raise error
         if not is_orphaned():
             say(
                 f"{error.what}: waiting up to {duration(reconnect_s)} until it is started "
@@ -675,7 +683,7 @@ class TrainerChannel:
                     fix="start `atoll run` again: it starts the daemon and the script",
                 )
             try:
-                hello = self._connect(reconnect_s - (time.monotonic() - ended_s))
+                hello = self._connect(ended_s + reconnect_s)
                 if is_orphaned():
                     continue  # the daemon is the next one's
                 if hello["run"] != self.run or hello["peer"] != self.peer_name:
@@ -687,9 +695,12 @@ class TrainerChannel:
                 self.connection += 1
                 how_it_goes_on = self._resume() if self._attached is not None else ""
             except NoDaemonError as late:
+                waited_s = time.monotonic() - ended_s
+                is_told = self._ends_by_s < ended_s + reconnect_s
+                waited = duration(waited_s if is_told else reconnect_s)
+                until = ", until this script was told to end" if is_told else ""
                 raise DaemonLostError(
-                    f"{error.what}, and did not come back within {duration(reconnect_s)}",
-                    fix=error.fix,
+                    f"{error.what}, and did not come back within {waited}{until}", fix=error.fix
                 ) from late
             except DaemonLostError as again:
                 if time.monotonic() - ended_s > reconnect_s:
@@ -700,12 +711,22 @@ class TrainerChannel:
             say(f"attached again after {waited}{how_it_goes_on}")
             return
 
-    def _connect(self, timeout_s: float) -> dict[str, Any]:
-        self._client = _wait_for_daemon(self._context, self._home, timeout_s)
+    def _connect(self, by_s: float) -> dict[str, Any]:
+        self._client = self._wait_for_daemon(by_s)
         self._lifeline = self._open_lifeline()
         hello = self.ask_once("hello", pid=self._pid)
         assert isinstance(hello, dict)
         return hello
+
+    def _wait_for_daemon(self, by_s: float) -> IpcClient:
+        """Connect to a daemon that may just be starting. Raise NoDaemonError where it is late."""
+        while True:
+            try:
+                return IpcClient(self._context, self._home)
+            except NoDaemonError:
+                if time.monotonic() > min(by_s, self._ends_by_s):
+                    raise
+            time.sleep(POLL_S)
 
     def _disconnect(self) -> None:
         """Give up what belonged to a daemon; what was submitted to it is kept in its memory."""
@@ -924,17 +945,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _wait_for_daemon(
-    context: zmq.Context[zmq.Socket[bytes]], home: Path, timeout_s: float
-) -> IpcClient:
-    """Connect to a daemon that may just be starting. Raise NoDaemonError after ``timeout_s``."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            return IpcClient(context, home)
-        except NoDaemonError:
-            if time.monotonic() > deadline_s:
-                raise
-        time.sleep(POLL_S)

@@ -314,6 +314,7 @@ class Daemon:
         if parts.durability is not None:
             parts.durability.close()
         await self.host.close()
+        await parts.reach.close()
         if parts.caps is not None:
             parts.caps.save()
         parts.ipc_server.close()
@@ -358,7 +359,8 @@ class Daemon:
         spec = self.executor.state.spec
         wire = str(spec.to_wire())
         if wire != self.node.follower.spec:
-            terms = terms_of(spec)
+            state = self.executor.state
+            terms = terms_of(spec, [state.fragment_grid(n) for n in range(spec.fragments)])
             self.spawn(self._look_for_room(self.executor.state))
             if spec.audit:
                 self.spawn(asyncio.to_thread(self.parts.audits.preload))
@@ -534,6 +536,9 @@ class Daemon:
     def link_peers(self) -> Sequence[bytes]:
         return self.host.link_peers()
 
+    def relays(self) -> Mapping[bytes, float]:
+        return self.parts.reach.relays()
+
     def linked_life(self, peer: bytes) -> int:
         return self.host.linked_life(peer)
 
@@ -542,6 +547,9 @@ class Daemon:
 
     def tcp_info(self, peer: bytes) -> bytes:
         return self.host.tcp_info(peer)
+
+    def srtt_s(self, peer: bytes) -> float:
+        return self.host.srtt_s(peer)
 
     def expel(self, peer: bytes, why: str) -> None:
         self.host.drop(peer, why, expelled=True)

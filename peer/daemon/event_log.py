@@ -68,6 +68,7 @@ EVENT_TYPES: dict[str, str] = {
     "links": "link",
     "network": "link",
     "reach": "link",
+    "relay": "link",
     # the state of one peer, taken from others or from the disk
     "recovered": "sync",
     "transfer": "sync",

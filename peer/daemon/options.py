@@ -14,6 +14,7 @@ from atoll.peer.membership.events import Found
 from atoll.peer.membership.messages import BootstrapConfig
 from atoll.peer.membership.view import ANCESTORS_MAX, DEFAULT_RULES, REPLICA, Rules, new_lineage
 from atoll.peer.net.identity import RunRecord
+from atoll.peer.net.proxy import Proxy
 from atoll.peer.streams.congestion import AUTO
 from atoll.peer.streams.keys import CIPHERS, CIPHERS_PLAIN
 
@@ -44,6 +45,10 @@ class DaemonOptions:
     plain_streams: bool = False  # data without encryption, where the other side wants that too
     congestion: str = AUTO  # the control of what data streams send
     caps: CapOptions = UNCAPPED  # how much may be sent and received
+    proxy: Proxy | None = None  # through which this peer dials all others
+    advertises: bool = False  # the user has said where this peer can be dialled
+    upnp: bool = False  # a router at home is asked to forward the port
+    relay_mbit: float = 0.0  # of others' data, between two that cannot dial each other; 0: none
     probes: bool = True  # links are measured by probes, and not by rounds alone
     keeps_place: bool = False  # on SIGTERM, as one that was killed does; else it leaves
     secret_given: bool = False  # by the user: it is not to stand in the log, in an invite

@@ -69,6 +69,9 @@ class ConnectionPort(Log, Protocol):
     def outline(self) -> RunOutline:
         """Return what the run trains, for `atoll doctor` on machines that may join it."""
 
+    def member_peers(self) -> Collection[bytes]:
+        """Return the members of the view that this peer is in, not of one it was told of."""
+
     def on_message(self, peer: bytes, message: object, /) -> None:
         """Take a message of a linked peer."""
 
@@ -151,6 +154,9 @@ class LinkMonitorPort(Messenger, Protocol):
     def tcp_info(self, peer: bytes, /) -> bytes:
         """Return the kernel's struct tcp_info of the control link to ``peer``; b"" without one."""
 
+    def srtt_s(self, peer: bytes, /) -> float:
+        """Return a round trip to ``peer`` that was measured while connecting; 0 without a link."""
+
     def round_bytes(self, peers: int, /) -> int:
         """Return what this peer sends in one round with so many peers, as far as is known."""
 
@@ -160,6 +166,9 @@ class PlannerPort(Messenger, Protocol):
 
     def feed(self, event: ev.Event, /) -> None:
         """Give the membership machine the layout of a plan."""
+
+    def relays(self) -> Mapping[bytes, float]:
+        """Return what this peer and those linked to it carry of others' data, in bytes/s."""
 
 
 class RoundsPort(Log, Protocol):

@@ -13,20 +13,26 @@ from atoll.peer.net.reach_messages import OK, OTHER, OUTCOMES, REFUSED, ReachAns
 
 NAMES_MAX = 8  # peers that a line names
 PAGE = "docs/reachability.md"
+RELAY_LINE = "atoll up --run NAME --witness --relay 20"
+# Relays that a run with outbound peers should have: when one dies, another is there.
+RELAYS_WANTED = 2
 
 
-def describe_reach(own: OwnReach, advertised: str, port: int) -> str:
-    """Say whether others can dial this peer, how that is known, and what to do: a line or more."""
+def describe_reach(own: OwnReach, advertised: str, port: int, *, mapped: bool = False) -> str:
+    """Say whether others can dial this peer, how that is known, and what to do: a line or more.
+
+    ``mapped``: at ``port`` of the router, which forwards it, and all others know that.
+    """
     if own.state is ReachState.UNKNOWN:
         return f"not known yet whether others can dial {advertised}: there was nobody to try it"
     if own.state is ReachState.REACHABLE:
-        return _reachable(own, advertised, port)
+        return _reachable(own, advertised, port, mapped)
     if own.state is ReachState.OUTBOUND:
         return _outbound(own, port)
     return _unconfirmed(own, advertised)
 
 
-def _reachable(own: OwnReach, advertised: str, port: int) -> str:
+def _reachable(own: OwnReach, advertised: str, port: int, mapped: bool) -> str:
     passed = [one for one in own.found.answers if one.outcome == OK] if own.found else []
     if passed and own.found is not None:
         elsewhere = [one for one in passed if one.by != own.found.asked]
@@ -38,6 +44,8 @@ def _reachable(own: OwnReach, advertised: str, port: int) -> str:
     else:
         where, text = advertised, f"others can dial this peer at {advertised}"
     host = advertised.rpartition(":")[0]
+    if mapped:
+        return f"{text}. Its router forwards that; it advertises {advertised}"
     if where != advertised and address_kind(host) not in (PUBLIC, NAME):
         text += f". It advertises {advertised}; with --advertise {where} all others dial it there"
     return text
@@ -50,8 +58,9 @@ def _outbound(own: OwnReach, port: int) -> str:
     failed = [one for one in own.found.answers if one.outcome != OK]
     lines = [
         f"this peer is outbound: others cannot dial it at {where}: {dials(failed)}",
-        "It trains fully all the same, as long as others of the run can be dialled: they have it"
-        f" dial them. To be dialled too: {how_to_open(port)} ({PAGE})",
+        "It trains fully all the same: peers that can be dialled have it dial them, and it reaches"
+        " others that cannot through peers that were started with --relay MBIT. To be dialled too:"
+        f" {how_to_open(port)} ({PAGE})",
     ]
     if any(one.outcome == OTHER for one in failed):
         lines.append("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
@@ -118,15 +127,42 @@ def alone(outbound: Sequence[str], silent: Sequence[str], port: int) -> str:
     if outbound:
         parts.append(
             f"no link to {_some(outbound)}: this peer is outbound, and so is the other side, and"
-            " two outbound peers cannot reach each other. One that trains and can be dialled has to"
-            f" be there too; or one of them needs an open port ({how_to_open(port)}), or a relay"
-            f" between them, which atoll does not have yet ({PAGE})"
+            " no relay is there between the two: that takes a peer that can be dialled. Start the"
+            " one again that was there, or open a port of this machine:"
+            f" {how_to_open(port)} ({PAGE})"
         )
     return ". ".join(parts)
 
 
+def relay_wanted(outbound: int, voters: int, relays: Sequence[str], bulk: int) -> str:
+    """Say which relay a run lacks most of whose voters cannot be dialled; "" if none.
+
+    ``relays``: the names of members that can be dialled; ``bulk``: how many of them carry data too.
+    """
+    if 2 * outbound <= voters or (len(relays) >= RELAYS_WANTED and bulk):
+        return ""
+    lacks = []
+    if len(relays) < RELAYS_WANTED:
+        who = f"only {_some(relays)} relays" if relays else "nobody relays"
+        lacks.append(f"{who} between them, and without a relay they cannot elect a coordinator")
+    if not bulk:
+        lacks.append("no relay carries data, so two of them exchange none")
+    return (
+        f"{outbound} of {voters} voters are outbound: {'; '.join(lacks)}. Start one more peer where"
+        f" it can be dialled: `atoll join INVITE --witness --relay 20` ({PAGE})"
+    )
+
+
 def _some(names: Sequence[str]) -> str:
     return listed([*names[:NAMES_MAX], *(["others"] if len(names) > NAMES_MAX else [])])
+
+
+def another_router(outer_ip: str, observed: str) -> str:
+    """Say that a router forwards a port in vain, because others do not see its address."""
+    return (
+        f"the router's own address, {outer_ip}, is not the one that others see, {observed}: another"
+        f" router stands before it, as with many providers, and forwards nothing ({PAGE})"
+    )
 
 
 def founders_silent(port: int) -> str:
@@ -134,7 +170,8 @@ def founders_silent(port: int) -> str:
     return (
         "no other founder has answered yet. Of two that only dial out, because routers or firewalls"
         " let nobody in, neither can reach the other: one of them needs an open port"
-        f" ({how_to_open(port)}), or a relay between them, which atoll does not have yet ({PAGE})"
+        f" ({how_to_open(port)}), or a relay between them, which founds the run:"
+        f" `{RELAY_LINE}` on a machine that can be dialled ({PAGE})"
     )
 
 
@@ -149,9 +186,9 @@ def who_can_join(address: str) -> str:
             f"only machines that have a way to {host} can join, as in one network or VPN: it is"
             f" {WORDS[kind]}. For others,"
             f" forward TCP port {port} on the router to this machine and start with --advertise"
-            f" PUBLIC:{port}. If that cannot be done, let a machine that can be dialled found the"
-            " run, and join it from here: a founder that is outbound, which can only dial out,"
-            f" cannot be joined, because it cannot know whom to dial ({PAGE})"
+            f" PUBLIC:{port}. If that cannot be done, nobody can join an outbound founder, which"
+            f" can only dial out: run `{RELAY_LINE}` on a machine that can be dialled, and here"
+            f" `atoll up --via FILE` with the line that it prints ({PAGE})"
         )
     return (
         f"not confirmed yet that others can dial {address}: whoever joins first tries it."

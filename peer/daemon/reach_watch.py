@@ -11,8 +11,16 @@ import socket
 from typing import Any
 
 from atoll.collectives.errors import AtollError, ConfigError
+from atoll.peer.daemon.port_mapper import PortMapper
 from atoll.peer.daemon.ports import ReachPort
-from atoll.peer.daemon.reach_lines import PAGE, alone, describe_reach, founders_silent
+from atoll.peer.daemon.reach_lines import (
+    PAGE,
+    alone,
+    another_router,
+    describe_reach,
+    founders_silent,
+    relay_wanted,
+)
 from atoll.peer.daemon.reachability import (
     AskableMember,
     DialledBy,
@@ -24,12 +32,16 @@ from atoll.peer.daemon.reachability import (
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import ARCHIVE, short
-from atoll.peer.net.address_kind import LOOPBACK, NAME, PUBLIC, address_kind
+from atoll.peer.net.address_kind import LOOPBACK, NAME, PRIVATE, PUBLIC, address_kind
 from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.invite import format_address, parse_address
 from atoll.peer.net.reach_messages import ReachTold
+from atoll.peer.punch.service import Observer
+from atoll.peer.relay.choice import FAULT_S, RelayChoice
 
+# A run lacks a relay if it has lacked one for so long: peers come one by one.
+WANTING_S = 10.0
 STEP_S = 0.25  # between two looks at what is to be done
 # A founder that waits for others says what may be wrong when nobody has answered for so long: a
 # dial to another continent, and two lost packets of it, take less.
@@ -45,16 +57,38 @@ class ReachWatch:
     It contains the peers that are known to be outbound.
     """
 
-    def __init__(self, node: Node, host: ConnectionManager, daemon: ReachPort) -> None:
+    def __init__(
+        self,
+        node: Node,
+        host: ConnectionManager,
+        daemon: ReachPort,
+        *,
+        advertises: bool = False,
+        mapper: PortMapper | None = None,
+    ) -> None:
+        """Begin to watch. ``advertises``: the user has said where this peer can be dialled.
+
+        ``mapper``: who has a router forward the port, if anybody does.
+        """
+        self._mapper = mapper
+        self._said_routers = ""
         self._node, self._host, self._daemon = node, host, daemon
-        host.outbound = self
+        # Behind a proxy an address of this machine leads nowhere, public as it may be: where others
+        # see it, at the proxy's address, is all that there is to try.
+        self._guessed = host.proxy is not None and not advertises
+        host.outbound = host.known_relays = self
+        self._choice = RelayChoice(host.peer_id)
         self._loop = asyncio.get_running_loop()
         self.own = OwnReach()
         self._others = OthersReach()
         self._wake = asyncio.Event()
         self._fed = False  # what the machine was told
-        self._told = ReachTold(False)  # ... and the others
+        self._relayed = ev.Relayed()  # ... of links through relays
+        self._relay = int(host.relay_bytes_per_s)
+        self._told = ReachTold(False, relay=self._relay)  # ... and the others
         self._said: object = None  # what was news last
+        self._wanting_since_s: float | None = None
+        self._wanted = ""  # what was said last of relays that the run lacks
         self._has_said = False
         self._began_s = self._loop.time()
         self._said_founders = False
@@ -80,15 +114,57 @@ class ReachWatch:
         same_router = told.rpartition(":")[0].strip("[]") == self.own.found.observed
         return advertised if same_router else told
 
+    def relays_to(self, peer: bytes, *, bulk: bool) -> list[bytes]:
+        """Return through whom ``peer`` may be reached, the best first.
+
+        ``bulk``: with data. Those are peers that this one has a connection of its own to; whether
+        they have one to ``peer`` they say when they are asked.
+        """
+        links = [self._host.link_of(one) for one in self._host.link_peers()]
+        direct = [x.peer_id for x in links if x is not None and not (x.relay or x.is_punched)]
+        able = [one for one in direct if not bulk or self._others.relay_bytes_per_s(one)]
+        return self._choice.rank(peer, able, self._loop.time())
+
+    def relays(self) -> dict[bytes, float]:
+        """Return who relays data, as far as this peer knows, and how much, in bytes per second."""
+        rates = {one: self._others.relay_bytes_per_s(one) for one in self._host.link_peers()}
+        rates[self._host.peer_id] = self._relay
+        return {one: float(rate) for one, rate in rates.items() if rate}
+
+    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"") -> None:
+        """Avoid a relay for a while, and say so once: it has damaged what it carries.
+
+        ``said_by``: the peer that says so, and to which it is avoided then; b"": it was seen here.
+        """
+        if self._choice.blame(relay, self._loop.time(), said_by):
+            minutes, to = FAULT_S / 60, f" to {short(said_by)}" if said_by else ""
+            what = f"relay {short(relay)} is avoided{to} for {minutes:.0f} min: {why}"
+            self._daemon.note("relay", what, peer=short(relay))
+
     def _works_at(self) -> str:
         """Return where others have dialled this peer, if it advertises an address of no use there.
 
         Its router's address, that is, where the port is forwarded; else "".
         """
-        host, port = parse_address(self._node.me.address)
+        host, _ = parse_address(self._node.me.address)
         private = address_kind(host) not in (PUBLIC, NAME)
         reached = self.own.state is ReachState.REACHABLE and self.own.at not in ("", host)
-        return format_address(self.own.at, port) if private and reached else ""
+        return format_address(self.own.at, self._dialled_port()) if private and reached else ""
+
+    def _dialled_port(self) -> int:
+        """Return the port at which others try this peer: its own, or one that a router forwards."""
+        mapping = self._mapper.mapping if self._mapper is not None else None
+        port = parse_address(self._node.me.address)[1]
+        return mapping.outer_port if mapping is not None else port
+
+    def _mapped_at(self) -> str:
+        """Return the address that a router forwards to this peer; "" if none does."""
+        mapping = self._mapper.mapping if self._mapper is not None else None
+        return format_address(mapping.outer_ip, mapping.outer_port) if mapping is not None else ""
+
+    def is_mapped(self, peer: bytes) -> bool:
+        """Return whether a router forwards what is dialled of ``peer``, and may forget it."""
+        return self._others.is_mapped(peer)
 
     # ------------------------------------------------------------ what the daemon reports
 
@@ -97,10 +173,15 @@ class ReachWatch:
         self._daemon.send(peer, self._told)
         link = self._host.link_of(peer)
         now_s = self._loop.time()
-        if link is not None and link.dialled_by == peer:
+        is_apart = link is not None and (link.relay or link.is_punched)
+        if link is not None and (is_apart or (link.is_proxied and link.dialled_by == peer)):
+            pass  # whoever has come through a relay or so has not dialled this peer's port; nor is
+            # it known from where somebody has come whom a proxy brings
+        elif link is not None and link.dialled_by == peer:
             self.own.dialled(peer, link.remote_ip, link.local_ip, now_s)
         elif link is not None:
             self.own.came_from(link.local_ip, now_s)
+        self._feed_relayed()  # before the machine hears of the link: nothing is planned over it
         self._wake.set()
 
     def unlinked(self, peer: bytes) -> None:
@@ -109,11 +190,16 @@ class ReachWatch:
 
     def on_message(self, peer: bytes, message: ReachTold) -> None:
         self._others.told(peer, message)
+        self._feed_relayed()
 
     # ------------------------------------------------------------ its own course
 
     async def run(self) -> None:
         """Ask, say and tell, until cancelled."""
+        host, port = parse_address(self._node.me.address)
+        if self._mapper is not None and address_kind(host) == PRIVATE:
+            self._daemon.spawn(self._mapper.run(port, self._on_mapping))
+            await asyncio.sleep(0)  # it has begun
         while True:
             self._wake.clear()
             self._step()
@@ -123,26 +209,38 @@ class ReachWatch:
             except TimeoutError:
                 continue
 
+    def _on_mapping(self) -> None:
+        self.own.mapping_changed(self._loop.time())
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Have the router forward nothing to this peer any more."""
+        if self._mapper is not None:
+            await self._mapper.close()
+
     def _step(self) -> None:
         now_s = self._loop.time()
         if self._node.known_view is not None:
             self._others.coordinator = self._node.known_view.coordinator
         self.own.tick(now_s)
+        waits = self._mapper is not None and self._mapper.holds(now_s)
         member = self.own.next_asked(self._askable(), self._own_ip(), now_s)
-        if member is not None:
+        if member is not None and not waits:
             self.own.asked(member.peer, now_s)
             self._daemon.spawn(self._ask(member))
         self._say()
         self._tell()
+        self._feed_relayed()
         self._say_alone(now_s)
         self._say_founders_silent(now_s)
+        self._say_relay_wanted(now_s)
 
     def _askable(self) -> list[AskableMember]:
         """Return the linked peers that can be dialled: first where we have dialled them before."""
         found = []
         for peer in self._host.link_peers():
             link = self._host.link_of(peer)
-            if link is None:
+            if link is None or link.relay or link.is_punched:
                 continue
             address = link.dialled_address
             if not address and not self._others.is_outbound(peer):
@@ -151,12 +249,22 @@ class ReachWatch:
                 found.append(AskableMember(peer, address, link.remote_ip))
         return found
 
+    def observers(self) -> list[Observer]:
+        """Return who can say where this peer comes from: linked peers that can be dialled."""
+        found = []
+        for member in self._askable():
+            link = self._host.link_of(member.peer)
+            _, port = parse_address(member.address)
+            if link is not None and link.local_ip and port and not link.is_proxied:
+                found.append(Observer(member.peer, member.ip, port, link.local_ip))
+        return found
+
     def _own_ip(self) -> str:
         links = [self._host.link_of(peer) for peer in self._host.link_peers()]
-        return next((link.local_ip for link in links if link is not None), "")
+        return next((x.local_ip for x in links if x is not None and not x.relay), "")
 
     async def _ask(self, member: AskableMember) -> None:
-        host, port = parse_address(self._node.me.address)
+        host, port = parse_address(self._node.me.address)[0], self._dialled_port()
         try:
             reached = await self._host.ask_reach(member.peer, member.address, port)
         except AtollError as error:
@@ -173,8 +281,9 @@ class ReachWatch:
             found = DialledBy(reached.asked, reached.observed, reached.answers)
             advertised, link = await _resolved(host), self._host.link_of(member.peer)
             own_ip = link.local_ip if link is not None else self._own_ip()
-            leads = leads_here(advertised, reached.observed, own_ip)
+            leads = self._guessed or leads_here(advertised, reached.observed, own_ip)
             self.own.heard(found, leads_here=leads)
+            self._say_routers(reached.observed)
         self._wake.set()
 
     # ------------------------------------------------------------ saying and telling
@@ -199,7 +308,8 @@ class ReachWatch:
     def describe(self) -> str:
         """Say whether others can dial this peer, how that is known, and what to do, in lines."""
         address = self._node.me.address
-        return describe_reach(self.own, address, parse_address(address)[1])
+        mapped = bool(self._mapped_at())
+        return describe_reach(self.own, address, self._dialled_port(), mapped=mapped)
 
     def _tell(self) -> None:
         """Tell the machine and all linked peers whether this peer is outbound, where that is news.
@@ -210,14 +320,40 @@ class ReachWatch:
         if outbound != self._fed:
             self._fed = outbound
             self._daemon.feed(ev.Reach(outbound))
+            if outbound and self._mapper is not None:
+                self._mapper.renew()
         view = self._node.view
         leads = view is not None and self._node.coordinator is not None
         handed_on = self._others.hand_on(view.peers) if leads and view is not None else ((), ())
-        told = ReachTold(outbound, handed_on[0], self._works_at(), handed_on[1])
+        at = self._works_at()
+        is_mapped = bool(at and self._mapped_at())
+        told = ReachTold(outbound, handed_on[0], at, handed_on[1], self._relay, is_mapped)
         if told != self._told:
             self._told = told
             for peer in self._host.link_peers():
                 self._daemon.send(peer, told)
+
+    def _say_routers(self, observed: str) -> None:
+        """Say once that a port is forwarded in vain, where there is another router."""
+        mapping = self._mapper.mapping if self._mapper is not None else None
+        in_vain = mapping is not None and self.own.outbound and mapping.outer_ip != observed
+        line = another_router(mapping.outer_ip, observed) if mapping and in_vain else ""
+        if line and line != self._said_routers:
+            self._daemon.note("reach", line)
+        self._said_routers = line or self._said_routers
+
+    def _feed_relayed(self) -> None:
+        """Tell the machine to whom links lead through a relay, and data or not, when that is news.
+
+        A direct link may have taken the place of a relayed one, without a new link.
+        """
+        links = [self._host.link_of(peer) for peer in self._host.link_peers()]
+        peers = [link.peer_id for link in links if link is not None and link.relay]
+        data = frozenset(peer for peer in peers if self._host.bulk_routes(peer))
+        relayed = ev.Relayed(frozenset(peers) - data, data)
+        if relayed != self._relayed:
+            self._relayed = relayed
+            self._daemon.feed(relayed)
 
     def _say_alone(self, now_s: float) -> None:
         """Say once that outbound peers cannot reach each other, when nobody is there between."""
@@ -236,6 +372,26 @@ class ReachWatch:
             silent = [short(peer) for peer in apart if not self._others.is_outbound(peer)]
             self._alone = alone(outbound, silent, port)
             self._daemon.note("reach", self._alone)
+
+    def _say_relay_wanted(self, now_s: float) -> None:
+        """Say once what relay the run lacks, when that has been so for a while."""
+        view = self._node.view
+        voters = view.peers if view is not None else ()
+        outbound = [peer for peer in voters if self.is_outbound(peer)]
+        relays = [peer for peer in voters if peer not in outbound]
+        bulk = sum(self._relays_data(peer) for peer in relays)
+        text = relay_wanted(len(outbound), len(voters), list(map(short, relays)), bulk)
+        if not text:
+            self._wanting_since_s = None
+        elif self._wanting_since_s is None:
+            self._wanting_since_s = now_s
+        elif now_s - self._wanting_since_s >= WANTING_S and text != self._wanted:
+            self._wanted = text
+            self._daemon.note("reach", text)
+
+    def _relays_data(self, peer: bytes) -> bool:
+        own = peer == self._node.me.peer
+        return bool(self._relay if own else self._others.relay_bytes_per_s(peer))
 
     def _say_founders_silent(self, now_s: float) -> None:
         """Say once what may be wrong where no other founder of the run has answered."""
@@ -256,6 +412,11 @@ class ReachWatch:
             "text": self._alone or self.describe().replace("\n", ". ") if has_address else "",
         }
 
+    def _mapped_in_public(self) -> str:
+        """Return what a router forwards, if others may see it: perhaps nobody has tried it yet."""
+        at = self._mapped_at()
+        return at if at and address_kind(at.rpartition(":")[0]) == PUBLIC else ""
+
     def invited_to(self) -> tuple[str, bytes]:
         """Return the address to put into an invite, and who is there.
 
@@ -264,11 +425,14 @@ class ReachWatch:
         """
         me = self._node.me
         if not self.own.outbound:
-            return self._works_at() or me.address, me.peer
+            return self._works_at() or self._mapped_in_public() or me.address, me.peer
         view = self._node.known_view
         for member in view.members if view is not None else ():
             link = self._host.link_of(member.peer)
-            if link is None or member.role == ARCHIVE or self.is_outbound(member.peer):
+            is_direct = link is not None and not (link.relay or link.is_punched)
+            if link is None or not is_direct or member.role == ARCHIVE:
+                continue
+            if self.is_outbound(member.peer):
                 continue
             address = link.dialled_address or member.address
             if address:

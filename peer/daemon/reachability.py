@@ -276,6 +276,11 @@ class OwnReach:
             self._ask_soon(now_s)
         self._ip = own_ip or self._ip
 
+    def mapping_changed(self, now_s: float) -> None:
+        """Note that the router forwards another port, or none any more."""
+        self._verdict = None
+        self._ask_soon(now_s)
+
     def link_lost(self, now_s: float) -> None:
         self._ask_soon(now_s + AFTER_LOSS_S)
 
@@ -322,6 +327,16 @@ class OthersReach:
             return own.outbound
         told = self._handed_on.get(self.coordinator)
         return told is not None and peer in told.others
+
+    def is_mapped(self, peer: bytes) -> bool:
+        """Return whether a router forwards the port of ``peer`` for a while, by its own word."""
+        own = self._own_word.get(peer)
+        return own is not None and own.mapped
+
+    def relay_bytes_per_s(self, peer: bytes) -> int:
+        """Return what ``peer`` has said that it carries of others' data; 0: nothing."""
+        own = self._own_word.get(peer)
+        return own.relay if own is not None else 0
 
     def address_of(self, peer: bytes) -> str:
         """Return where ``peer`` can be dialled, if that is not what it advertises; else ""."""

@@ -24,8 +24,11 @@ from atoll.peer.links.tcp_info import silence_s
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.net.dial import IDENTITY, SECRET, UNREACHED
+from atoll.peer.net.dial import ADMISSION, IDENTITY, SECRET, UNREACHED
 from atoll.peer.net.identity import Home
+from atoll.peer.net.link import ControlLink
+from atoll.peer.net.punched import meeting, parse_meeting
+from atoll.peer.net.relayed import Route, parse_route
 from atoll.peer.streams.manager import Streams
 
 REDIAL_S = 0.5  # members without a control link are dialled this often at first ...
@@ -38,6 +41,13 @@ FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addre
 # Nothing of a link has been acknowledged for so long: it is dialled again. The kernel has then sent
 # it three times or more, while members answer each other's heartbeats four times a second.
 SILENT_S = 1.5
+# Two that cannot dial each other, as far as is known, meet at a relay when they have been without a
+# link for so long; who does not know that tries to dial first.
+RELAY_SOON_S, RELAY_LATE_S = 0.5, 1.0
+# The peer with the smaller id asks the relay; the other one only if it has not.
+RELAY_TURN_S = 1.5
+# Whoever is reached through a relay is dialled again so often: a port may have been opened.
+DIRECT_AGAIN_S = 60.0
 # ... of a data stream, which a round may use: later, as losses of a busy path may look like this.
 STREAM_SILENT_S = 3.0
 PROBE_TRIES = 4
@@ -101,8 +111,20 @@ class KnownReach(Protocol):
     def __contains__(self, peer: object, /) -> bool:
         """Return whether a peer is outbound: nobody can dial it."""
 
+    def is_outbound(self, peer: bytes, /) -> bool:
+        """Return whether nobody can dial a peer; this one too."""
+
+    def is_mapped(self, peer: bytes, /) -> bool:
+        """Return whether a router forwards what is dialled of a peer, and may forget it."""
+
     def address_of(self, peer: bytes, advertised: str, /) -> str:
         """Return where to dial a peer, which advertises an address."""
+
+    def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
+        """Return through whom a peer may be reached, the best first."""
+
+    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
+        """Hear that what came through a relay was not what the other end had sent."""
 
 
 class Reconnector:
@@ -122,6 +144,8 @@ class Reconnector:
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> dialled when, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
         self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
+        self._apart_since_s: dict[bytes, float] = {}  # members without a link
+        self._direct_again_s: dict[bytes, float] = {}  # members linked through a relay
         self._silent_since_s = float("inf")  # since when a link is silent
         self._probes: dict[bytes, asyncio.Task[str]] = {}  # that are under way
 
@@ -172,9 +196,11 @@ class Reconnector:
         while True:
             view, last = node.view, node.known_view
             self._replace_silent()
+            self._meet_directly()
             linked = self._host.link_peers()
             if view is not None:
                 self._dial_members(view, addresses.given())
+                self._meet_at_relays(view)
                 if not linked and (refusal := self._refused_by_run(view)) is not None:
                     self._daemon.stop(refusal)
             if addresses.seeks() or (view is None and not linked):
@@ -203,6 +229,73 @@ class Reconnector:
             if address not in former:
                 self.dial(None, address, most_s=most_s)
 
+    def _meet_at_relays(self, view: View) -> None:
+        """Reach members without a link through relays, and keep a second relay for each.
+
+        Who is reached so is dialled now and then: a direct link takes the place of a relayed one.
+        """
+        now_s, me = asyncio.get_running_loop().time(), self._host.peer_id
+        linked = self._host.link_peers()
+        others = [member for member in view.members if member.peer != me]
+        apart = [member.peer for member in others if member.peer not in linked]
+        self._apart_since_s = {peer: self._apart_since_s.get(peer, now_s) for peer in apart}
+        for peer, since_s in self._apart_since_s.items():
+            if now_s - since_s >= self._relay_wait_s(peer):
+                self._dial_through(peer, self._reach.relays_to(peer, bulk=False), anew=False)
+        for member in others:
+            link = self._host.link_of(member.peer)
+            if link is not None and me < member.peer and (link.relay or link.is_punched):
+                self._keep_second(link)
+            if link is None or not link.relay:
+                self._direct_again_s.pop(member.peer, None)
+                continue
+            if now_s >= self._direct_again_s.setdefault(member.peer, now_s + DIRECT_AGAIN_S):
+                self._direct_again_s[member.peer] = now_s + DIRECT_AGAIN_S
+                self.dial(
+                    member.peer, self._reach.address_of(member.peer, member.address), anew=True
+                )
+
+    def _keep_second(self, link: ControlLink) -> None:
+        """Keep a relay as the second way to a peer that cannot be dialled."""
+        peer = link.peer_id
+        if self._host.standby_of(peer) is None:
+            relays = self._reach.relays_to(peer, bulk=False)
+            second = [relay for relay in relays if relay != link.relay]
+            self._dial_through(peer, second, anew=True)
+
+    def _meet_directly(self) -> None:
+        """Meet peers without the relays that they are linked through, and move data over.
+
+        Members and whoever joins: it has the whole state to load. The smaller id asks. A punched
+        link that is silent is made anew, as others are.
+        """
+        for peer in self._host.link_peers():
+            link = self._host.link_of(peer)
+            if link is None or not (link.relay or link.is_punched):
+                continue
+            if not self._host.punch.may_try(peer):
+                continue
+            if link.is_punched:
+                self._streams.renew(peer)
+            is_wanted = link.relay or silence_s(link.tcp_info()) >= SILENT_S
+            if is_wanted and self._host.peer_id < peer:
+                self.dial(peer, meeting(peer), anew=True)
+
+    def _relay_wait_s(self, peer: bytes) -> float:
+        """Return for how long a member may be without a link before a relay is asked."""
+        both = self._reach.is_outbound(self._host.peer_id) and self._reach.is_outbound(peer)
+        wait_s = RELAY_SOON_S if both else RELAY_LATE_S
+        return wait_s if self._host.peer_id < peer else wait_s + RELAY_TURN_S
+
+    def _dial_through(self, peer: bytes, relays: Sequence[bytes], *, anew: bool) -> None:
+        """Dial a peer through the first of these relays whose pause is over."""
+        now_s = asyncio.get_running_loop().time()
+        for route in (str(Route(relay, peer)) for relay in relays):
+            last_s, delay_s = self._pauses.get(route, (float("-inf"), 0.0))
+            if now_s >= last_s + delay_s:
+                self.dial(peer, route, anew=anew)
+                return
+
     def _replace_silent(self) -> None:
         """Dial again, and end data streams, where nothing gets through any more.
 
@@ -219,6 +312,9 @@ class Reconnector:
             self._silent_since_s = min(self._silent_since_s, now_s)
         for peer in peers if silent else ():
             link = self._host.link_of(peer)
+            if link is not None and (link.relay or link.is_punched):
+                self._redial_relays(link)
+                continue
             if link is None or not link.dialled_address:
                 continue
             if peer in silent or link.since_s < self._silent_since_s:
@@ -227,6 +323,12 @@ class Reconnector:
             if peer not in silent and silence_s(stream.tcp_info()) >= STREAM_SILENT_S:
                 self._host.log(f"a data stream to {short(peer)} is silent and will be opened anew")
                 stream.close()
+
+    def _redial_relays(self, link: ControlLink) -> None:
+        """Make the ways to a peer through relays anew: the router may have forgotten them too."""
+        for each in (link, self._host.standby_of(link.peer_id)):
+            if each is not None and each.relay and each.since_s < self._silent_since_s:
+                self.dial(link.peer_id, str(Route(each.relay, link.peer_id)), anew=True)
 
     def answered(self, address: str, peer: bytes) -> None:
         if len(self._answered) >= ADDRESSES_MAX:
@@ -273,7 +375,7 @@ class Reconnector:
         ``anew``: also if there is a link to ``peer``, to replace it.
         """
         now_s = asyncio.get_running_loop().time()
-        if peer is not None and not anew:
+        if peer is not None and not anew and parse_route(address) is None:
             address = self._reach.address_of(peer, address)
         last_s, delay_s = self._pauses.get(address, (float("-inf"), REDIAL_S / 2))
         if not address or now_s < last_s + min(delay_s, most_s):
@@ -293,16 +395,39 @@ class Reconnector:
                 if len(self._failed) > ADDRESSES_MAX:
                     del self._failed[next(iter(self._failed))]
             # Whoever is outbound may be near, behind the same router; that it is not is no error.
-            if isinstance(error, IdentityInUseError) or not (peer and peer in self._reach):
+            route = parse_route(address)
+            if route is not None:
+                self._not_through(route, error)
+            elif parse_meeting(address) is not None:
+                pass  # it is said where that is remembered (peer/punch/)
+            elif isinstance(error, IdentityInUseError) or not (peer and peer in self._reach):
                 self._daemon.dial_failed(error)
+            if route is None and peer is not None and peer not in self._host.link_peers():
+                # Who joins is told of a coordinator, which may be one that nobody can dial.
+                self._dial_through(peer, self._reach.relays_to(peer, bulk=False), anew=False)
             return
-        if anew:
-            self._host.log(f"a new connection to {short(found)} has replaced one, for silence")
+        self._say_replaced(found, address, anew=anew)
         self._failed.pop(address, None)
         self.answered(address, found)
         self._pauses.pop(address, None)
         if peer is not None:
             self._streams.warm(peer)
+
+    def _not_through(self, route: Route, error: ConnectError | IdentityInUseError) -> None:
+        """Avoid a relay that somebody else answers at; that a relay refuses is no news."""
+        if isinstance(error, ConnectError) and error.stage not in (*UNREACHED, ADMISSION, ""):
+            self._reach.blame_relay(route.relay, error.what)
+
+    def _say_replaced(self, peer: bytes, address: str, *, anew: bool) -> None:
+        """Say that a link has been made that is no first one, or through whom it leads."""
+        route, link = parse_route(address), self._host.link_of(peer)
+        if route is not None:
+            by = f"relay {short(route.relay)}"
+            is_second = link is not None and link.relay != route.relay
+            what = f"{by} stands by for the connection to {short(peer)}" if is_second else ""
+            self._host.log(what or f"{by} carries the connection to {short(peer)}")
+        elif anew and parse_meeting(address) is None:
+            self._host.log(f"a new connection to {short(peer)} has replaced one, for silence")
 
     async def probe(self, peer: bytes, address: str) -> str:
         """Find out whether the peer's process is gone: "up", "refused" or "silent".
@@ -325,6 +450,8 @@ class Reconnector:
     async def _probe(self, peer: bytes, address: str) -> str:
         address = self._reach.address_of(peer, address)
         reached = peer in self._streams.reached and peer not in self._reach
+        # A router that has forgotten a mapping refuses in the name of a peer that lives.
+        reached = reached and not self._reach.is_mapped(peer)
         timeout_s = max(PROBE_MIN_S, 2 * self._host.srtt_s(peer))
         answer: str = "silent"
         for attempt in range(PROBE_TRIES if address else 0):

@@ -30,6 +30,7 @@ from atoll.peer.plan.reality import RoundTime, round_time
 
 LABEL_CHARACTERS = 10
 BANS_SHOWN_MAX = 20  # `atoll status --json` has more
+PUNCHED = "punched"  # instead of a relay: both ends have dialled
 
 
 def snapshot(parts: Components) -> dict[str, Any]:
@@ -48,6 +49,8 @@ def snapshot(parts: Components) -> dict[str, Any]:
         "id": node.me.peer.hex(),
         "address": node.me.address,
         "reach": parts.reach.status(),
+        "relay": parts.host.relay.status(),
+        "proxy": str(parts.host.proxy) if parts.host.proxy is not None else "",
         "phase": node.phase.value,
         "incarnation": node.me.inc,
         "view": view.number if view else 0,
@@ -212,6 +215,7 @@ def _member(parts: Components, view: View, member: Member) -> dict[str, Any]:
         "outbound": parts.reach.is_outbound(member.peer),
         "you": me,
         "state": state,
+        "via": _via(parts, member.peer),
         "coordinator": node.view is not None and member.peer == node.view.coordinator,
         "rtt_ms": round(1000 * parts.host.srtt_s(member.peer), 1),
     }
@@ -225,6 +229,14 @@ def _member(parts: Components, view: View, member: Member) -> dict[str, Any]:
     if beat is not None:
         entry |= {"round": beat.round, "attached": beat.attached, "arrived": beat.arrived}
     return entry
+
+
+def _via(parts: Components, peer: bytes) -> str:
+    """Return how a member is linked that neither can dial: through which relay, or "punched"."""
+    link = parts.host.link_of(peer)
+    if link is not None and link.is_punched:
+        return PUNCHED
+    return short(link.relay) if link is not None and link.relay else ""
 
 
 def _waiting(parts: Components) -> str:
@@ -341,6 +353,7 @@ def render(status: dict[str, Any]) -> str:
     ]
     if status["reach"]["state"] != ReachState.UNKNOWN.value:
         lines.append(_line("reach", status["reach"]["text"]))
+    lines += _relay(status["relay"])
     if status["policy"]:
         lines.append(_line("policy", status["policy"]))
     if status["min_trainers"] > 1:
@@ -424,6 +437,8 @@ def _table(rows: list[tuple[str, ...]]) -> list[str]:
 def _member_row(member: dict[str, Any]) -> tuple[str, ...]:
     doing = ["outbound"] if member["outbound"] else []
     doing += [member["state"]] if member["state"] != "connected" else []
+    if via := member["via"]:
+        doing.append(via if via == PUNCHED else f"via {via}")
     if "round" in member:
         doing.append(f"round {member['round']}")
         if member["role"] == REPLICA:
@@ -441,6 +456,17 @@ def _learner_row(learner: dict[str, Any]) -> tuple[str, ...]:
     outbound = "outbound, " if learner["outbound"] else ""
     state = f"{outbound}round {learner['round']}{late}"
     return (learner["peer"], learner["address"], doing, state, "")
+
+
+def _relay(relay: dict[str, Any]) -> list[str]:
+    """Say what this peer carries for others, if it carries anything or was told to."""
+    if not (relay["bytes_per_s"] or relay["circuits"]):
+        return []
+    pairs = [" and ".join(one["between"]) for one in relay["circuits"] if not one["bulk"]]
+    between = f", now between {'; '.join(pairs)}" if pairs else ""
+    mbit = relay["bytes_per_s"] * 8 / 1e6
+    most = f"up to {mbit:g} Mbit/s of others' data" if mbit else "others' control links"
+    return [_line("relay", f"{most}{between}; {size(relay['carried_bytes'])} so far")]
 
 
 def _trainer(status: dict[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from atoll.peer.daemon.optional import (
     authority_admission,
 )
 from atoll.peer.daemon.options import DaemonOptions
+from atoll.peer.daemon.port_mapper import PortMapper
 from atoll.peer.daemon.ports import DaemonPort
 from atoll.peer.daemon.reach_watch import ReachWatch
 from atoll.peer.daemon.reconnect import KnownAddresses, Reconnector
@@ -32,6 +33,7 @@ from atoll.peer.net.admission_policy import AdmissionPolicy
 from atoll.peer.net.certs import run_tls
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.net.identity import Home
+from atoll.peer.net.upnp import UpnpRouter
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.executor import RoundExecutor
 from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
@@ -69,7 +71,10 @@ class Components:
         self.admission = AdmissionChain(passes, me, home.path / "evidence", daemon)
         self.caps = _caps(home, options.caps, daemon)
         self.host = _host(home, options, daemon, self.admission, self.caps)
-        self.reach = ReachWatch(self.node, self.host, daemon)
+        mapper = _mapper(options, daemon)
+        self.reach = ReachWatch(
+            self.node, self.host, daemon, advertises=options.advertises, mapper=mapper
+        )
         self.audits = LazyVerifier(me, signer, daemon)
         self.executor = RoundExecutor(
             me=me,
@@ -180,7 +185,16 @@ def _host(
         policy=admission,
         of_rounds=ABOUT_AUDITS,
         caps=caps,
+        relay_bytes_per_s=options.relay_mbit * 1e6 / 8,
+        proxy=options.proxy,
     )
+
+
+def _mapper(options: DaemonOptions, daemon: DaemonPort) -> PortMapper | None:
+    """Return who has a router forward the port; None where the user has said what to dial."""
+    if not options.upnp or options.advertises or options.proxy is not None:
+        return None
+    return PortMapper(UpnpRouter, partial(daemon.note, "reach"))
 
 
 def _caps(home: Home, options: CapOptions, daemon: DaemonPort) -> Caps | None:

@@ -13,8 +13,9 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
 from atoll.peer.doctor.facts import Facts, GpuFacts, ModelNeeds, RunFacts
 from atoll.peer.doctor.machine_probe import ask_torch, look_at_machine, own_address
-from atoll.peer.doctor.run_probe import ask_run
+from atoll.peer.doctor.run_probe import ask_proxy, ask_run
 from atoll.peer.net.invite import Invite
+from atoll.peer.net.proxy import Proxy
 
 # What a model is taken to be trained with where nobody says: DiLoCo, with updates in int8.
 USUAL_SPEC: Final = RunSpec(sync_every=100)
@@ -31,6 +32,7 @@ class Question(NamedTuple):
     listen: tuple[str, int]
     elements: int
     rates: bool
+    proxy: Proxy | None = None
 
 
 def examine(question: Question) -> Facts:
@@ -45,8 +47,11 @@ def examine(question: Question) -> Facts:
             question.listen,
             GpuFacts(),
         )
+        if question.proxy is not None:
+            machine = replace(machine, proxy=asyncio.run(ask_proxy(question.proxy)))
         if invite is not None:
-            run = asyncio.run(ask_run(invite, question.home, question.listen, question.rates))
+            ask = ask_run(invite, question.home, question.listen, question.rates, question.proxy)
+            run = asyncio.run(ask)
             machine = replace(machine, address=own_address(run.found[0] if run.found else ""))
         machine = replace(machine, gpu=gpu.result())
     return Facts(machine, run, needs_of(run, question.elements))

@@ -68,6 +68,16 @@ class FolderFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ProxyFacts:
+    """Hold what a SOCKS5 proxy has answered, after how long; ``problem``: why it is of no use."""
+
+    name: str
+    took_s: float = 0.0
+    problem: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuFacts:
     """Hold what torch says of the GPUs: their names, and the memory of each.
 
@@ -89,6 +99,7 @@ class MachineFacts:
     ``memory_used_bytes``: of the control group, 0 where nothing limits it. ``bbr_refusal``: why a
     socket may not have BBR, "" if it may. ``port_problem``: why nothing can listen at ``listen``.
     ``address``: where packets to the run, or to the internet, come from; "" without a route.
+    ``proxy``: of the one of --proxy, None without.
     """
 
     program: str
@@ -112,6 +123,7 @@ class MachineFacts:
     has_memfd: bool
     address: str
     gpu: GpuFacts
+    proxy: ProxyFacts | None = None
 
 
 # ---------------------------------------------------------------- the run
@@ -162,9 +174,10 @@ class RunFacts:
     """Hold what was found on the way into a run, as far as it went.
 
     ``invite_problem`` and ``invite_fix``: why `atoll join` would refuse the invite with this home.
-    ``names_peer``: whether it says which peer made it; an authority's does not.
-    ``found``: the addresses of its host. ``tag`` names the secret that was tried. ``dialled``: what
-    members came to that dialled back; None if nobody did, and ``not_dialled`` says why.
+    ``names_peer``: whether it says which peer made it; an authority's does not. ``proxy``: through
+    which it was dialled, "" if directly. ``found``: the addresses of its host. ``tag`` names the
+    secret that was tried. ``dialled``: what members came to that dialled back; None if nobody did,
+    and ``not_dialled`` says why.
     """
 
     run: str
@@ -172,6 +185,7 @@ class RunFacts:
     address: str
     tag: str
     names_peer: bool = True
+    proxy: str = ""
     invite_problem: str = ""
     invite_fix: str = ""
     found: tuple[str, ...] = ()

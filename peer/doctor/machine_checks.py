@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from atoll.collectives.units import listed, memory, size
+from atoll.collectives.units import duration, listed, memory, size
 from atoll.peer.doctor.facts import (
     Diagnosis,
     Facts,
@@ -267,6 +267,17 @@ def bbr_line(controls: str, refusal: str) -> Diagnosis:
 
 
 # ---------------------------------------------------------------- addresses
+
+
+def proxy(facts: Facts) -> Diagnosis:
+    """Tell whether the SOCKS5 proxy lets this machine in."""
+    found = facts.machine.proxy
+    if found is None:
+        return skipped("no --proxy is given: this machine dials others directly")
+    if found.problem:
+        return fail(found.problem, found.fix, found.name)
+    what = f"{found.name} answered in {duration(found.took_s)}, and lets this machine in"
+    return ok(what, found.name)
 
 
 def address(facts: Facts) -> Diagnosis:

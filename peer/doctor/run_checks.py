@@ -32,6 +32,8 @@ STAGES: Final = {
     "version": "version",
     "admission": "admission",
 }
+# ... and those of a dial through a proxy, which resolves names itself.
+PROXY_STAGES: Final = {"proxy": "tcp", "TCP behind the proxy": "tcp"}
 REFUSED: Final = "refused"  # the member has answered a hello, with a reason why not
 # Clocks that NTP keeps differ by milliseconds. Invites that expire, and logs that are compared,
 # bear some seconds.
@@ -56,6 +58,8 @@ def name(facts: Facts) -> Diagnosis:
     trouble = _trouble_before("name", run)
     if trouble is not None:
         return trouble
+    if run.proxy:
+        return ok(f"{run.host} is for {run.proxy} to find", [])
     if run.found == (run.host,):
         return ok(f"{run.host} is an address: nothing to resolve", list(run.found))
     where = listed(run.found)
@@ -65,7 +69,8 @@ def name(facts: Facts) -> Diagnosis:
 def tcp(facts: Facts) -> Diagnosis:
     """Tell whether something answers at the address."""
     run = _run(facts)
-    what = f"{run.address} answered in {duration(run.connect_s)}"
+    by = f" through {run.proxy}" if run.proxy else ""
+    what = f"{run.address} answered{by} in {duration(run.connect_s)}"
     return _trouble_before("tcp", run) or ok(what, run.connect_s)
 
 
@@ -248,10 +253,14 @@ def _trouble_before(line: str, run: RunFacts) -> Diagnosis | None:
     if run.trouble is None:
         return None
     lines = list(STAGES.values())
-    ended = lines.index(STAGES.get(run.trouble.stage, "admission"))
+    ended = lines.index(_line_of(run.trouble))
     if lines.index(line) < ended:
         return None
     return _failed(run.trouble) if lines[ended] == line else skipped(f"{lines[ended]} failed")
+
+
+def _line_of(trouble: Trouble) -> str:
+    return (STAGES | PROXY_STAGES).get(trouble.stage, "admission")
 
 
 def _failed(trouble: Trouble) -> Diagnosis:
@@ -262,6 +271,5 @@ def _answer(facts: Facts) -> tuple[MemberAnswer | None, Diagnosis]:
     """Return what the member has said, and what a line says where it has said nothing."""
     run = _run(facts)
     if run.trouble is not None:
-        failed = STAGES.get(run.trouble.stage, "admission")
-        return None, skipped(f"{failed} failed")
+        return None, skipped(f"{_line_of(run.trouble)} failed")
     return run.answer, skipped("the member was not asked")

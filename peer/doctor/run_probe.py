@@ -11,7 +11,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from atoll.collectives.errors import (
     AtollError,
@@ -24,11 +24,11 @@ from atoll.collectives.units import duration
 from atoll.collectives.version import VERSION
 from atoll.peer.cli.admission import entry_of_join
 from atoll.peer.daemon.reachability import DialledBy
-from atoll.peer.doctor.facts import MemberAnswer, RateFacts, RunFacts, Trouble
+from atoll.peer.doctor.facts import MemberAnswer, ProxyFacts, RateFacts, RunFacts, Trouble
 from atoll.peer.doctor.run_checks import REFUSED
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import RunTls, run_tls
-from atoll.peer.net.dial import ADMISSION, DIAL_TIMEOUT_S, Dial
+from atoll.peer.net.dial import ADMISSION, DIAL_TIMEOUT_S, Dial, greet_proxy
 from atoll.peer.net.examination import ClockReading, measure, read_clock
 from atoll.peer.net.hello import (
     EXAMINE,
@@ -43,6 +43,7 @@ from atoll.peer.net.hello import (
 from atoll.peer.net.identity import Home, load_key
 from atoll.peer.net.invite import Invite
 from atoll.peer.net.listener import Listener
+from atoll.peer.net.proxy import Proxy
 from atoll.peer.net.reach import ask_reach
 from atoll.peer.net.reach_messages import AskReach
 from atoll.peer.net.tls import TlsChannel
@@ -51,10 +52,36 @@ from atoll.peer.net.tls import TlsChannel
 RATE_TIMEOUT_S: Final = 2 * DIAL_TIMEOUT_S
 
 
+class _Way(NamedTuple):
+    """Name the member to be asked, who asks, and the proxy that leads there, if any."""
+
+    invite: Invite
+    tls: RunTls
+    proxy: Proxy | None
+
+    def dial(self) -> Dial:
+        invite = self.invite
+        return Dial(invite.address, invite.run, self.tls.tag, proxy=self.proxy)
+
+
+async def ask_proxy(proxy: Proxy) -> ProxyFacts:
+    """Return whether a proxy lets this machine in; nothing is connected through it."""
+    began_s, name = time.monotonic(), str(proxy)
+    try:
+        await greet_proxy(proxy)
+    except ConnectError as error:
+        return ProxyFacts(name, problem=error.what, fix=error.fix)
+    return ProxyFacts(name, time.monotonic() - began_s)
+
+
 async def ask_run(
-    invite: Invite, home: Path, listen: tuple[str, int], with_rates: bool
+    invite: Invite,
+    home: Path,
+    listen: tuple[str, int],
+    with_rates: bool,
+    proxy: Proxy | None = None,
 ) -> RunFacts:
-    """Return what is found on the way into the run of an invite.
+    """Return what is found on the way into the run of an invite, through a proxy if there is one.
 
     ``listen``: where a daemon of this machine would; it is listened there while members dial back.
     """
@@ -68,16 +95,18 @@ async def ask_run(
                 address=invite.address,
                 tag=tls.tag,
                 names_peer=bool(invite.fingerprint),
+                proxy=str(proxy) if proxy is not None else "",
                 invite_problem=problem,
                 invite_fix=fix,
             )
-            facts, member = await _ask_member(facts, invite, tls)
+            way = _Way(invite, tls, proxy)
+            facts, member = await _ask_member(facts, way)
             if facts.answer is not None:
-                dialled, why_not = await _dialled_back(invite, tls, listen, member)
+                dialled, why_not = await _dialled_back(way, listen, member)
                 facts = replace(facts, dialled=dialled, not_dialled=why_not)
             if facts.answer is not None and with_rates:
-                up = await _rate(invite, tls, up=True)
-                facts = replace(facts, up=up, down=await _rate(invite, tls, up=False))
+                up = await _rate(way, up=True)
+                facts = replace(facts, up=up, down=await _rate(way, up=False))
             return facts
 
 
@@ -115,20 +144,20 @@ def _expired(invite: Invite) -> tuple[str, str]:
     return f"this invite has expired {duration(late_s)} ago, by this machine's clock", fix
 
 
-async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> tuple[RunFacts, bytes]:
+async def _ask_member(facts: RunFacts, way: _Way) -> tuple[RunFacts, bytes]:
     """Add how far the dial came, and what the member says; return its id, too."""
-    dial = Dial(invite.address, invite.run, tls.tag)
+    dial = way.dial()
     answer, trouble, member = None, None, b""
     try:
         async with dial.limited():
-            channel, member = await _introduced(dial, invite, tls, EXAMINE)
+            channel, member = await _introduced(dial, way, EXAMINE)
             try:
                 answer = _answer_of(await read_clock(channel))
             finally:
                 channel.close()
     except AtollError as error:
         silent = isinstance(error, ConnectError) and error.stage == ADMISSION
-        trouble = (await _older(invite, tls) if silent else None) or _trouble_of(error)
+        trouble = (await _older(way) if silent else None) or _trouble_of(error)
     facts = replace(
         facts,
         found=dial.addresses,
@@ -140,12 +169,11 @@ async def _ask_member(facts: RunFacts, invite: Invite, tls: RunTls) -> tuple[Run
     return facts, member
 
 
-async def _introduced(
-    dial: Dial, invite: Invite, tls: RunTls, kind: str
-) -> tuple[TlsChannel, bytes]:
+async def _introduced(dial: Dial, way: _Way, kind: str) -> tuple[TlsChannel, bytes]:
     """Return a connection to the member on which our hello has been said, and the member's id."""
-    channel, member = await dial.reach(tls.client, expect_fingerprint=invite.fingerprint or None)
-    await dial.say(channel, _hello(invite, kind))
+    expected = way.invite.fingerprint or None
+    channel, member = await dial.reach(way.tls.client, expect_fingerprint=expected)
+    await dial.say(channel, _hello(way.invite, kind))
     return channel, member
 
 
@@ -154,12 +182,12 @@ def _hello(invite: Invite, kind: str) -> Hello:
     return Hello(PROTOCOL_MIN, PROTOCOL_MAX, invite.run, kind, 0, "", program=VERSION, life=life)
 
 
-async def _older(invite: Invite, tls: RunTls) -> Trouble | None:
+async def _older(way: _Way) -> Trouble | None:
     """Return what a member of an older version says, which does not know this kind of hello."""
-    dial = Dial(invite.address, invite.run, tls.tag)
+    dial = way.dial()
     try:
         async with dial.limited():
-            channel, _ = await _introduced(dial, invite, tls, PROBE)
+            channel, _ = await _introduced(dial, way, PROBE)
             try:
                 answer = await channel.receive()
             finally:
@@ -167,7 +195,9 @@ async def _older(invite: Invite, tls: RunTls) -> Trouble | None:
     except AtollError:
         return None  # it has nothing against a hello that it knows
     return (
-        _trouble_of(refusal_error(answer, invite.address)) if isinstance(answer, Refused) else None
+        _trouble_of(refusal_error(answer, way.invite.address))
+        if isinstance(answer, Refused)
+        else None
     )
 
 
@@ -194,12 +224,12 @@ def _answer_of(reading: ClockReading) -> MemberAnswer:
     )
 
 
-async def _rate(invite: Invite, tls: RunTls, *, up: bool) -> RateFacts:
+async def _rate(way: _Way, *, up: bool) -> RateFacts:
     """Return how fast bytes go to the member, or come from it."""
-    dial = Dial(invite.address, invite.run, tls.tag)
+    dial = way.dial()
     try:
         async with dial.limited(RATE_TIMEOUT_S):
-            channel, _ = await _introduced(dial, invite, tls, EXAMINE)
+            channel, _ = await _introduced(dial, way, EXAMINE)
             try:
                 return RateFacts(*await measure(channel, up=up))
             finally:
@@ -223,6 +253,12 @@ class _Door:
     async def accept_stream(self, sock: socket.socket) -> None:
         raise RemoteProtocolError("nobody streams to a doctor")
 
+    async def accept_circuit(self, sock: socket.socket) -> None:
+        raise RemoteProtocolError("a doctor relays for nobody")
+
+    async def accept_observed(self, sock: socket.socket) -> None:
+        raise RemoteProtocolError("a doctor observes nobody")
+
     def is_member_ip(self, ip: str) -> bool:
         return False
 
@@ -231,15 +267,16 @@ class _Door:
 
 
 async def _dialled_back(
-    invite: Invite, tls: RunTls, listen: tuple[str, int], member: bytes
+    way: _Way, listen: tuple[str, int], member: bytes
 ) -> tuple[DialledBy | None, str]:
     """Return what members came to that dialled this machine, or None and why nobody did."""
-    listener = Listener(tls.server, _Door())
-    dial = Dial(invite.address, invite.run, tls.tag)
+    listener = Listener(way.tls.server, _Door())
+    dial = way.dial()
     try:
         _, port = listener.open(*listen)
         asked = AskReach(port, (member,))
-        found = await ask_reach(dial, tls.client, _hello(invite, REACH), asked, member)
+        mine = _hello(way.invite, REACH)
+        found = await ask_reach(dial, way.tls.client, mine, asked, member)
     except ConfigError:
         return None, "the port is taken; if an atoll runs there, its `atoll status` knows"
     except AtollError as error:

@@ -31,6 +31,7 @@ CHECKS: Final = (
     DoctorCheck("aes", MACHINE, machine.aes),
     DoctorCheck("bbr", MACHINE, machine.bbr),
     DoctorCheck("address", MACHINE, machine.address),
+    DoctorCheck("proxy", MACHINE, machine.proxy),
     # The way to the member of the invite, stage by stage: the first that fails ends it.
     DoctorCheck("invite", RUN, run.invite),
     DoctorCheck("name", RUN, run.name),

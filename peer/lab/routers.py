@@ -132,11 +132,16 @@ def _translate(prefix: str, name: str, router: NatRouter, first: str) -> None:
     forward = f'iifname "eth0" meta l4proto {{ tcp, udp }} dnat to {first}' * (nat.kind == "full")
     rules = RULES.format(forward=forward, ports=PORTS[nat.kind], expired=EXPIRED[nat.expired])
     inside = f"{prefix}-{name}"
-    _run(spaces.enter_command(inside, ["nft", "-f", "-"]), rules)
+    add_rules(inside, rules)
     settings = [*SETTINGS]
     if nat.expires_s and name == router.outermost:
         settings += [f"net.netfilter.nf_conntrack_{each}={nat.expires_s}" for each in TIMEOUTS]
     _run(spaces.enter_command(inside, ["sysctl", "-qw", *settings]))
+
+
+def add_rules(space: str, rules: str) -> None:
+    """Add rules of nftables to those of a router, which is known by its namespace."""
+    _run(spaces.enter_command(space, ["nft", "-f", "-"]), rules)
 
 
 def _forget_connections(space: str) -> None:

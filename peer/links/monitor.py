@@ -171,8 +171,10 @@ class LinkMonitor:
         self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
         for peer, pair in self._pairs.items():
             # Streams may have no moment without a queue. Small messages do, all day.
-            if (control := parse(self._daemon.tcp_info(peer))) is not None:
-                pair.round_trip(control.min_rtt_s, now_s)
+            control = parse(self._daemon.tcp_info(peer))
+            # Through a relay or a proxy the kernel knows only the way there, and says nothing.
+            trip_s = control.min_rtt_s if control is not None else self._daemon.srtt_s(peer)
+            pair.round_trip(trip_s, now_s)
             full = peer == self._prober.filled
             alone = (full or of_two) and traffic.is_alone(peer)
             pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
@@ -210,7 +212,8 @@ class LinkMonitor:
                 continue
             before, before_s = self._readings.get(stream, (None, at_s))
             self._readings[stream] = (info, at_s)
-            found[peer].append(between(before, info, at_s - before_s, stream.pace_bytes_per_s))
+            did = between(before, info, at_s - before_s, stream.pace_bytes_per_s)
+            found[peer].append(replace(did, min_rtt_s=0.0) if stream.is_indirect else did)
         return found
 
     # ------------------------------------------------------------ messages

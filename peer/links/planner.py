@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +23,9 @@ from atoll.collectives.chunks import ChunkGrid, grid_for
 from atoll.collectives.codecs import Decoder, get_codec
 from atoll.collectives.planning.choice import (
     KINDS,
+    MARGIN,
     Choice,
+    ReductionTask,
     choose,
     stream_bytes_per_s,
     task_of,
@@ -31,13 +33,16 @@ from atoll.collectives.planning.choice import (
 from atoll.collectives.planning.network_model import Network
 from atoll.collectives.planning.pacing import carried_bytes, paces
 from atoll.collectives.planning.shards import butterfly_shards
+from atoll.collectives.units import size
 from atoll.optim.run_spec import CARRIED
 from atoll.peer.daemon.ports import PlannerPort
 from atoll.peer.links.messages import StreamPlan
+from atoll.peer.links.relayed_ways import NO_RELAYS, Pairs, RelayedWays, relayed_ways
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Advised, Layout
 from atoll.peer.membership.messages import STEP
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.view import short
+from atoll.peer.membership.witness_owners import Owners
 from atoll.peer.rounds.attempt_run import Replica
 from atoll.peer.rounds.state import ReplicatedState
 
@@ -116,18 +121,25 @@ class Planner:
 
     async def look(self) -> None:
         """Make a plan if there is none that suits, and this peer is to make it."""
-        node, state, (participants, apart) = self._node, self._replica.state, self._training()
+        node, state, training = self._node, self._replica.state, self._training()
+        participants, apart, relayed = training
         plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
         if node.view is None or state is None or not plannable or len(participants) < 2:
             self._made_for, self._gaps_s, self.predicted_s = (), float("inf"), 0.0
             return
         now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))
-        made_for = (node.view.lineage, node.view.number, participants, apart, grid, codec)
+        if owner := self._witness_owner(participants):
+            self._say_owner(owner, len(participants), grid, codec)
+            return
+        ways_by_relay = relayed_ways(participants, relayed, self._daemon.relays())
+        rates = tuple(sorted(ways_by_relay.bytes_per_s.items()))
+        made_for = (node.view.lineage, node.view.number, *training, rates, grid, codec)
         same = made_for == self._made_for
         if same and now_s - self._made_s < REPLAN_S:
             return
-        gaps = self._links.gaps(participants, apart)
-        ways = len(participants) * (len(participants) - 1) - 2 * len(apart)
+        unmeasured = (*apart, *relayed)  # what a relay leaves is known without probes
+        gaps = self._links.gaps(participants, unmeasured)
+        ways = len(participants) * (len(participants) - 1) - 2 * len(unmeasured)
         if self._waits(gaps, ways, now_s, same=same):
             return  # rounds are butterflies of equal shares, or go on as planned before
         network = self._links.network(participants)
@@ -136,9 +148,17 @@ class Planner:
         bbr = self._links.bbr(participants)
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
         plan = await asyncio.to_thread(
-            plan_rounds, participants, network, grid, codec, bbr, kinds=kinds, apart=apart
+            plan_rounds,
+            participants,
+            network,
+            grid,
+            codec,
+            bbr,
+            kinds=kinds,
+            apart=apart,
+            relayed=ways_by_relay,
         )
-        if self._training() != (participants, apart):
+        if self._training() != training:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
         self._publish(plan)
@@ -161,17 +181,36 @@ class Planner:
         just_made = same and now_s - self._made_s < GAPS_WAIT_S
         return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
 
-    def _training(self) -> tuple[tuple[bytes, ...], tuple[tuple[int, int], ...]]:
+    def _training(self) -> tuple[tuple[bytes, ...], Pairs, Pairs]:
         """Return who will take part in the next round, in ascending order of peer id.
 
-        Beside it, the pairs of them without a link. That is nobody where another peer coordinates.
+        Beside it, the pairs of them between whom data have no way, and those that a relay carries.
+        That is nobody where another peer coordinates.
         """
         lead = self._node.coordinator
         if lead is None:
-            return (), ()
+            return (), (), ()
         attached = tuple(sorted(lead.roster.attached(lead.roster.alive(self._node.now_s))))
         peers = lead.eligibility.with_links(STEP, attached)
-        return peers, lead.roster.links.apart(peers)
+        links = lead.roster.links
+        return peers, links.apart(peers), links.relayed(peers)
+
+    def _witness_owner(self, participants: tuple[bytes, ...]) -> Owners | None:
+        """Return the witness that owns all in their rounds, if one has to: then nothing is planned.
+
+        As it is no participant, nobody has measured the links to it, and there is one shape only.
+        """
+        lead = self._node.coordinator
+        return lead.eligibility.helper(STEP, participants, 0) if lead is not None else None
+
+    def _say_owner(self, owners: Owners, count: int, grid: ChunkGrid, codec: Decoder) -> None:
+        self._made_for, self._gaps_s, self.predicted_s = (), float("inf"), 0.0
+        parts = size(count * codec.part_codec.encoded_bytes(grid.total))
+        results = size(count * codec.encoded_bytes(grid.total))
+        said = f"{owners.why}; of each round {parts} come to it and {results} go from it"
+        if said != self._said:
+            self._said = said
+            self._daemon.note("plan", said)
 
     def _publish(self, plan: RoundPlan) -> None:
         self.predicted_s = plan.choice.predicted_s
@@ -241,6 +280,7 @@ class RoundPlan:
     advice: Advised
     told: Mapping[bytes, StreamPlan]
     choice: Choice
+    relayed_bytes: Mapping[bytes, float]  # what each relay carries of a round
 
 
 def plan_rounds(
@@ -251,24 +291,32 @@ def plan_rounds(
     bbr: tuple[bool, ...] = (),
     *,
     kinds: tuple[str, ...] = KINDS,
-    apart: tuple[tuple[int, int], ...] = (),
+    apart: Pairs = (),
+    relayed: RelayedWays = NO_RELAYS,
 ) -> RoundPlan:
     """Plan rounds of these participants over a vector of this grid. May take seconds for very many.
 
     They are in ascending order of peer id, as ``network`` has them. ``codec`` is that of the
-    result. ``bbr``, ``kinds``, ``apart``: see ReductionTask.
+    result. ``bbr``, ``kinds``, ``apart``: see ReductionTask. ``relayed``: the pairs that relays
+    carry. Their ways are used where that is faster, by more than the model may be wrong by, than to
+    go without them: they cost somebody else twice what they carry.
     """
+    network = relayed.limit(network, participants)
+    task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)
+    task, choice = _choose(network, task, tuple(map(short, participants)), relayed)
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
     result_bytes = codec.encoded_bytes(grid.total)
-    task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)
-    choice = choose(network, task, tuple(map(short, participants)))
     order = choice.order if choice.kind == "ring" else choice.sites
-    layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), _why(choice))
-    shards = tuple(size * task.chunk_bytes(grid.chunk_elements) for size in choice.shards)
-    pace = paces(network, carried_bytes(choice.routes(), shards, result_bytes / part_bytes))
+    whole = part_bytes / sum(choice.shards)
+    shards = tuple(share * whole for share in choice.shards)
+    carried = carried_bytes(choice.routes(), shards, result_bytes / part_bytes)
+    by_relays = relayed.carried_bytes(carried)
+    why = _why(choice, relayed.describe(by_relays))
+    layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), why)
+    pace = paces(network, carried)
     pace[np.isinf(network.pair)] = 0.0
     streams = {(source, target): count for source, target, count in choice.streams}
-    told, without = {}, frozenset(apart)
+    told, without = {}, frozenset(task.apart)
     for source, peer in enumerate(participants):
         others = [
             target
@@ -287,7 +335,24 @@ def plan_rounds(
         )
     fine = butterfly_shards(network, FINE_PARTS, task.owners(network.count))
     advice = Advised(tuple(participants), layout, fine)
-    return RoundPlan(advice, told, choice)
+    return RoundPlan(advice, told, choice, by_relays)
+
+
+def _choose(
+    network: Network, task: ReductionTask, names: tuple[str, ...], relayed: RelayedWays
+) -> tuple[ReductionTask, Choice]:
+    """Return the fastest collective, and whether relays are used in the task it is for."""
+    direct = replace(task, apart=tuple(sorted({*task.apart, *relayed.all})))
+    found = [
+        (each, choose(network, each, names))
+        for each in dict.fromkeys((direct, task))
+        if each.has_owners(network.count) or each is task
+    ]
+    (best, choice), *others = found
+    for each, other in others:
+        if other.predicted_s < (1 - MARGIN) * choice.predicted_s:
+            best, choice = each, other
+    return best, choice
 
 
 def _is_lossy(network: Network, source: int, target: int, bytes_per_s: float) -> bool:
@@ -307,8 +372,9 @@ def _pace(bytes_per_s: float, *, lossy: bool, bbr: bool) -> float:
     return LOSSY_SLACK * bytes_per_s if lossy else bytes_per_s
 
 
-def _why(choice: Choice) -> str:
-    why = "; ".join(choice.reasons)
+def _why(choice: Choice, of_relays: str) -> str:
+    first, *others = choice.reasons
+    why = "; ".join(filter(None, (first, of_relays, *others)))
     return why if len(why) <= WHY_CHARS_MAX else f"{why[: WHY_CHARS_MAX - 3]}..."
 
 

@@ -62,6 +62,16 @@ class CatchUpHold:
     since_s: float
     tries: int = 0
     held_since_s: float | None = None
+    held_until_s: float = 0.0
+    is_over: bool = False  # the hold: it has lasted long enough, or nothing came of it
+    progress_bytes: int = -1
+    progress_s: float = 0.0
+
+    def gets_on(self, beat: Heartbeat, now_s: float, stall_s: float) -> bool:
+        """Note what a peer has moved by now; return whether it has moved something lately."""
+        if beat.progress_bytes != self.progress_bytes:
+            self.progress_bytes, self.progress_s = beat.progress_bytes, now_s
+        return now_s - self.progress_s <= stall_s
 
 
 class Admission:
@@ -230,7 +240,7 @@ class Admission:
         return position == own.previous and beat.digest_round == beat.round > 0
 
     def hold(self, alive: set[bytes], now_s: float) -> bool:
-        """Return whether the boundary waits for somebody who cannot keep up."""
+        """Return whether the boundary waits for somebody who cannot keep up, while it gets on."""
         behind = self._behind(alive)
         if not behind and not self._catch_ups:
             return False  # as nearly always
@@ -247,12 +257,24 @@ class Admission:
                     f"round {self._own.round + 1} waits up to {duration(self._timing.hold_s)} for"
                 )
                 self._emit(Note("hold", f"{text} {short(peer)}, which cannot keep up", peer))
-            since_s = catch_up.held_since_s
-            if since_s is not None and now_s - since_s < self._timing.hold_s:
+            if self._waits_for(catch_up, beat, now_s):
                 return True
-            if since_s is not None and now_s - since_s > HOLD_PAUSES * self._timing.hold_s:
+            since_s, until_s = catch_up.held_since_s, catch_up.held_until_s
+            if since_s is not None and now_s - since_s > HOLD_PAUSES * (until_s - since_s):
                 self._catch_ups[peer] = CatchUpHold(beat.round, now_s)
         return False
+
+    def _waits_for(self, catch_up: CatchUpHold, beat: Heartbeat, now_s: float) -> bool:
+        """Return whether the boundary is held for this peer now."""
+        gets_on, since_s = (
+            catch_up.gets_on(beat, now_s, self._timing.stall_s),
+            catch_up.held_since_s,
+        )
+        if since_s is None or catch_up.is_over:
+            return False
+        catch_up.held_until_s = now_s
+        catch_up.is_over = not gets_on or now_s - since_s >= self._timing.hold_s
+        return not catch_up.is_over
 
     def _lags(self, peer: bytes) -> bool:
         """Return whether the last heartbeat of a member names another state than ours.

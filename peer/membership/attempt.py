@@ -36,7 +36,7 @@ from atoll.peer.membership.kept_chunks import (
     pack_kept,
     parse_kept,
 )
-from atoll.peer.membership.link_graph import LinkGraph
+from atoll.peer.membership.link_graph import LinkGraph, Pair
 from atoll.peer.membership.messages import AskFinals, Begin, Finals, Miss, Notice, Ready, Repair
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, is_quorum, short
@@ -72,7 +72,11 @@ class Attempt:
     tries: int = 1  # at this round, this one included; numbers of attempts rise within a view
     audited: bool = False  # a result is there once most participants have verified it
     silence: Silence = field(default_factory=Silence)  # of its participants, as it is now
+    detours: tuple[bytes, ...] = ()  # witnesses that could own, if a path has to be avoided
+    bad_paths: set[Pair] = field(default_factory=set)  # not to be used by the next attempt
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
+    able: set[bytes] = field(default_factory=set)  # who may own parts, where others can do without
+    broken: set[Pair] = field(default_factory=set)  # it has ended because of these paths
     _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
     _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     _noticed_s: float = float("-inf")
@@ -135,13 +139,13 @@ class Attempt:
         return tuple(p for p in self.begin.participants if p not in self.restarted)
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
-        participants = self.begin.participants
+        exchange = self.begin.exchange
         current = (miss.round, miss.attempt) == (self.begin.round, self.begin.attempt)
-        if current and source in participants:
+        if current and source in exchange:
             # Two without a link exchange nothing in this attempt, so nothing of it is broken there.
-            named = {*miss.peers} - self.links.unlinked(source, participants)
+            named = {*miss.peers} - self.links.apart_from(source, exchange)
             if named:
-                self.misses[source] = tuple(peer for peer in participants if peer in named)
+                self.misses[source] = tuple(peer for peer in exchange if peer in named)
 
     @property
     def _stall_s(self) -> float:
@@ -258,8 +262,9 @@ class Attempt:
 
         An empty tuple says to give up. ``links``: who can copy from whom now.
         """
-        participants, copies = self.begin.participants, self.copies
-        dead = [peer for peer in participants if peer not in alive or peer in self.restarted]
+        begin, copies = self.begin, self.copies
+        participants = begin.participants
+        dead = [peer for peer in begin.exchange if peer not in alive or peer in self.restarted]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
         stalled = now_s - self._progress_s > self._stall_s and not self.silence.is_open
@@ -283,11 +288,11 @@ class Attempt:
             self._note_retry(self._why_without(dead))
             return tuple(peer for peer in participants if peer not in dead)
         if stalled:
-            excluded = self.cover(self.misses)
-            self.is_stall = not excluded
+            excluded = self.cover(self._without_paths(self.misses))
+            self.is_stall = not (excluded or self.bad_paths)
             self._note_retry(f"no data for {duration(self._stall_s)}", without=excluded)
             return tuple(peer for peer in participants if peer not in excluded)
-        return self._without_broken_edges(now_s)
+        return self._without_broken_edges(now_s, links)
 
     def _why_without(self, dead: Collection[bytes]) -> str:
         slow = self.silence.slow.intersection(dead)
@@ -322,26 +327,78 @@ class Attempt:
         self._note_retry(f"results differ ({self.dispute})", without=excluded)
         return tuple(peer for peer in ours if peer not in excluded)
 
-    def _without_broken_edges(self, now_s: float) -> tuple[bytes, ...] | None:
+    def _without_broken_edges(self, now_s: float, links: LinkGraph) -> tuple[bytes, ...] | None:
         """Return the participants of the next attempt after broken edges, or None to wait.
 
         Of broken edges between living peers, wait a moment for the death of one end. Who reports
         itself cannot contribute: that needs no waiting. Nor does it when two others name one peer:
         on full links its death may show a second later, and all that is sent in between is lost.
+        Of other edges nobody knows which end is to blame. If somebody has links to all and is at
+        none of them, nobody is left out: the next attempt does without these paths.
         """
         if not self.misses:
             return None
         own = {reporter for reporter, missing in self.misses.items() if reporter in missing}
         if self._missed_s is None:
             self._missed_s = now_s
-        patient = now_s - self._missed_s < self.timing.repair_s
+        waited_s = now_s - self._missed_s
+        patient = waited_s < self.timing.repair_s
         cover = self.cover(self.misses)
-        excluded = own if patient and not self._is_clear(cover) else cover
+        is_clear = self._is_clear(cover)
+        if not own and not is_clear and waited_s >= self.timing.repair_s / 2:
+            self.broken = self._paths_to_avoid(links)
+        if self.broken:
+            self._note_retry(f"data links are broken: {_shown(self.broken)}")
+            return self.participants
+        if not patient:
+            cover = self.cover(self._without_paths(self.misses))
+            if self.bad_paths and not cover:
+                what = f"what is between {_shown(self.bad_paths)} does not carry their data"
+                self._note_retry(what)
+                return self.begin.participants
+        excluded = own if patient and not is_clear else cover
         if not excluded & set(self.begin.participants):
             return None
         what = "a submission cannot be used" if excluded == own else "data links are broken"
         self._note_retry(f"{what}: {_named(excluded)}")
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
+
+    def _without_paths(self, misses: Mapping[bytes, Collection[bytes]]) -> dict[bytes, set[bytes]]:
+        """Return the broken edges of which an end may be to blame, and note all others.
+
+        Where a relay carries data, or a witness owns them, that is to blame first: another one, or
+        none, is tried before somebody who lives and trains is left out. So is the path between two
+        at INIT, where a witness can own instead: that two have no link may not be known yet, and
+        who misses this round has to load the state, for which there may be no way.
+        """
+        helpers, links = self.begin.helpers, self.links
+        found: dict[bytes, set[bytes]] = {}
+        for reporter, named in misses.items():
+            for peer in named:
+                ends = {reporter, peer}
+                if reporter == peer and peer in helpers:  # it can do nothing for anybody
+                    self.bad_paths |= {_pair(peer, other) for other in self.begin.participants}
+                elif len(ends) > 1 and (
+                    links.are_relayed(reporter, peer)
+                    or ends & {*helpers}
+                    or any(links.reaches(other, ends) for other in self.detours)
+                ):
+                    self.bad_paths.add(_pair(reporter, peer))
+                else:
+                    found.setdefault(reporter, set()).add(peer)
+        return found
+
+    def _paths_to_avoid(self, links: LinkGraph) -> set[Pair]:
+        """Return the edges that are reported, if the next attempt can do without them."""
+        edges = {
+            (min(reporter, peer), max(reporter, peer))
+            for reporter, named in self.misses.items()
+            for peer in named
+        }
+        at_an_end = {peer for edge in edges for peer in edge}
+        everyone = self.begin.participants
+        owns = any(links.reaches(peer, everyone) for peer in self.able - at_an_end)
+        return edges if owns else set()
 
     def cover(self, misses: Mapping[bytes, Collection[bytes]]) -> set[bytes]:
         """Return the peers that are left out on these reports of participants.
@@ -349,6 +406,7 @@ class Attempt:
         Of INIT, whose parameters it hands out is chosen last: without it there is no round.
         """
         last = self.begin.counted[0] if self.begin.kind == INIT else self.me
+        last = b"" if last in self.begin.helpers else last
         return vertex_cover(misses, last, {*self.begin.participants} - self.jury)
 
     def _is_clear(self, cover: Collection[bytes]) -> bool:
@@ -371,13 +429,28 @@ class Attempt:
             if peer in self.ready or count >= REPAIRS_MAX or not self._is_due(now_s, last_s):
                 continue
             self._repairs[peer] = (count + 1, now_s)
-            near = [holder for holder in holders if links.are_linked(holder, peer)]
+            near = [holder for holder in holders if links.have_path(holder, peer)]
             if not near:
                 continue
             holder = near[(position + count) % len(near)]
             begin = self.begin
             order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
             self.emit(Send(peer, order))
+
+    def out_of_reach(self, alive: Collection[bytes], links: LinkGraph) -> set[bytes]:
+        """Return the replicas to whom the result has no way, from the participants or by others.
+
+        They count as unsynced: nobody could hand it to them.
+        """
+        if links.is_complete:
+            return set()
+        far = {*self.view.replicas}.difference(self.begin.participants)
+        new: Collection[bytes] = self.begin.participants
+        while far and new:
+            new = [peer for peer in far if links.apart_from(peer, new) != {*new}]
+            far.difference_update(new)
+            new = [peer for peer in new if peer in alive]
+        return far
 
     def unrepairable(self, now_s: float) -> set[bytes]:
         """Return the peers that could not fetch the result in REPAIRS_MAX tries.
@@ -407,8 +480,16 @@ class Attempt:
         self.emit(Note("retry", text))
 
 
+def _pair(one: bytes, other: bytes) -> Pair:
+    return min(one, other), max(one, other)
+
+
 def _named(peers: Collection[bytes]) -> str:
     return listed([short(peer) for peer in sorted(peers)])
+
+
+def _shown(pairs: Collection[Pair]) -> str:
+    return listed([f"{short(one)} to {short(other)}" for one, other in sorted(pairs)])
 
 
 @dataclass(slots=True)
@@ -600,7 +681,7 @@ def holders_for(
     if links.is_complete:
         return list(holders[:HOLDERS_MAX])
     lacking = [peer for peer in copiers if peer not in holders]
-    near = {holder: links.unlinked(holder, lacking) for holder in holders}
+    near = {holder: links.apart_from(holder, lacking) for holder in holders}
     named: list[bytes] = []
     far = {*lacking}
     while len(named) < min(HOLDERS_MAX, len(near)):

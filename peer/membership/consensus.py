@@ -175,6 +175,10 @@ class Electorate:
         """Return whether a proposer with a quorum waits for who may have gone on alone."""
         return False
 
+    def waits_for_second(self) -> bool:
+        """Return whether a proposer promises itself only after another voter has promised it."""
+        return False
+
 
 class Proposer:
     """Drive one ballot of ``view``: phase 1 unless it is the coordinator's own ballot 0."""
@@ -201,6 +205,7 @@ class Proposer:
         self._heard: dict[bytes, Promise] = {}  # all of them
         self._quorum_at_s: float | None = None
         self._sent_s = float("-inf")
+        self._stands = False  # it has asked for its own promise as well
         # Competing candidates that retry in step would compete for ever: spread by a hash.
         mark = hashlib.sha256(ballot.peer + ballot.number.to_bytes(8, "big")).digest()[0]
         self.retry_at_s = now_s + timing.ballot_retry_s * (0.7 + 0.6 * mark / 255)
@@ -212,6 +217,10 @@ class Proposer:
         lost = forgetful(self._heard)
         self.promises = {p: x for p, x in self._heard.items() if p not in lost}
 
+    @property
+    def _prepare(self) -> Prepare:
+        return Prepare(self.view.lineage, self.view.number, self.ballot)
+
     def step(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
         """Choose a value when enough is known; repeat what may have been lost or ignored.
 
@@ -220,20 +229,25 @@ class Proposer:
         """
         if self.proposal is None:
             self._choose_if_ready(now_s, gone, lone_ok)
+        if not self._stands and (self._heard or not self._electorate.waits_for_second()):
+            self._stands = True
+            if self._heard:  # the others have been asked before
+                self.emit(Send(self.ballot.peer, self._prepare))
         if now_s - self._sent_s < self.timing.repeat_s:
             return
         self._sent_s = now_s
         lineage, number = self.view.lineage, self.view.number
+        own = self.ballot.peer
         alone = self.proposal is None and self._electorate.is_hopeless()
         for peer in self.view.peers:
-            if alone and peer != self.ballot.peer:
+            if alone and peer != own:
                 continue  # it would only keep them from standing, or from promising another one
             if self.proposal is not None:
                 if self.proposal.fork and peer not in self.proposal.peers:
                     continue  # its vote could only block its own coordinator's proposals
                 self.emit(Send(peer, Accept(lineage, number, self.ballot, self.proposal)))
-            elif peer not in self._heard:
-                self.emit(Send(peer, Prepare(lineage, number, self.ballot)))
+            elif peer not in self._heard and (peer != own or self._stands):
+                self.emit(Send(peer, self._prepare))
 
     def _choose_if_ready(self, now_s: float, gone: set[bytes], lone_ok: bool) -> None:
         quorum = is_quorum(self.view, self.promises)

@@ -13,7 +13,7 @@ Everything here is level-triggered: events update facts, ``step`` acts on the fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import compress
 
@@ -30,7 +30,7 @@ from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
 from atoll.peer.membership.failure_detector import Machines
 from atoll.peer.membership.layout import Advised, Layout, handed_on, layout_for, reserved
-from atoll.peer.membership.link_graph import LinkGraph, broken_paths, shown_apart
+from atoll.peer.membership.link_graph import LinkGraph, broken_paths, shown_apart, shown_relayed
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
     HALTED_CHARS_MAX,
@@ -44,11 +44,12 @@ from atoll.peer.membership.messages import (
     Ready,
     Resync,
 )
-from atoll.peer.membership.participation import Barrier, Eligibility, opening
+from atoll.peer.membership.participation import Barrier, Eligibility, InnerPhases, opening
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.succession import Succession
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, View, chain_after, is_quorum, short
+from atoll.peer.membership.witness_owners import Owners
 from atoll.peer.rounds.entries import INIT, INIT_ROUND, REDUCE, STEP, EntryOrigin, fragment_of
 
 OFFERS_MAX = 8  # the next ones' turn comes when these have failed: offers are repeated
@@ -70,6 +71,7 @@ class Coordinator:
         rounds_in_flight: int = 1,
         life: int = 0,
         machines: Machines | None = None,
+        phases: InnerPhases | None = None,
     ) -> None:
         self.view = view
         self.me = me
@@ -94,8 +96,9 @@ class Coordinator:
         self.without_base_since_s: float | None = None
         self._attempts = 0  # numbers rise within the view
         self._budgets: dict[int, RetryBudget] = {}
-        self.barrier = Barrier(follower, self.roster, timing, emit, now_s)
+        self.barrier = Barrier(follower, self.roster, timing, emit, now_s, phases or InnerPhases())
         self._noted_links = self.roster.links
+        self._noted_owners = ""
         self._apart = ""  # who has no link to whom, as the log says
         self._quorum_lost_noted = self._loading_noted = False
 
@@ -107,7 +110,7 @@ class Coordinator:
         self.eligibility.flaky_peers.take_over(before.eligibility.flaky_peers, peers)
         self.barrier.take_over(before.barrier, peers)
         self.roster.broken.take_over(before.roster.broken, peers)
-        self._apart = before._apart
+        self._apart, self._noted_owners = before._apart, before._noted_owners
 
     # ------------------------------------------------------------ facts
 
@@ -223,6 +226,7 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
+        self.eligibility.witnesses = tuple(p for p in self.view.witnesses if p in alive)
         self.roster.mend_paths(now_s)
         self._note_links(alive)
         self._comparison.step(self._own, self.roster, alive)
@@ -276,6 +280,7 @@ class Coordinator:
             return False  # given up with one before it
         budget = self._budget(number)
         given_up = self.roster.unsynced() | attempt.unrepairable(now_s)
+        given_up |= attempt.out_of_reach(alive, self.roster.links)
         attempt.restarted = self.roster.restarted(attempt.begin)
         if budget.distrusted and is_quorum(self.view, alive - given_up - budget.distrusted):
             given_up |= budget.distrusted
@@ -290,8 +295,12 @@ class Coordinator:
                 self._commit(attempt, root, now_s)
                 return True
         usable = alive - given_up
-        moved_bytes, links = self.roster.progress_bytes(), self.roster.links
-        attempt.silence = self.roster.silence(attempt.begin.participants, now_s)
+        # Others move bytes for an attempt only when somebody holds its result, and they copy it.
+        moving = self.view.peers if attempt.ready else attempt.begin.exchange
+        moved_bytes, links = self.roster.progress_bytes(moving), self.roster.links
+        if attempt.misses and not attempt.audited:
+            attempt.able = self._able(attempt.begin, usable)
+        attempt.silence = self.roster.silence(attempt.begin.exchange, now_s)
         participants = attempt.step(now_s, usable, given_up, moved_bytes, links)
         if participants is not None:
             self._end_attempt(attempt, participants, usable, now_s)
@@ -338,13 +347,16 @@ class Coordinator:
             self._give_up(begin.round, now_s)
             return
         del self.attempts[begin.round]
+        if attempt.bad_paths:
+            self.roster.break_paths(attempt.bad_paths, now_s, is_stall=False)
         dropped = {*begin.participants} & alive - {*participants} - attempt.restarted
         self.eligibility.flaky_peers.blame(begin.round, dropped, now_s)
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.
         owners = self.eligibility.owners(
             begin.participants, begin.kind
         )  # others' word is not taken
-        asked = {*compress(begin.participants, owners)} & alive if not attempt.dispute else set()
+        asked = {*compress(begin.participants, owners), *begin.helpers} & alive
+        asked = asked if not attempt.dispute else set()
         self.cleanups[begin.round] = AttemptCleanup(
             attempt, participants, asked, self.timing, self._emit, now_s
         )
@@ -370,16 +382,15 @@ class Coordinator:
             self._give_up(number, now_s)
 
     def _plans_around(self, cleanup: AttemptCleanup, alive: set[bytes], now_s: float) -> bool:
-        """Return whether the next attempt avoids paths on which the last one has stalled."""
-        begin = cleanup.attempt.begin
-        if not cleanup.is_stall or begin.kind not in (STEP, REDUCE):
-            return False
-        owners = self.eligibility.owners(begin.participants, begin.kind)
-        able = {*compress(begin.participants, owners)} & alive
-        pairs = broken_paths(cleanup.waits_for(alive), able) - self.roster.broken.pairs
+        """Return whether the next attempt avoids paths on which the last one has failed."""
+        begin, pairs = cleanup.attempt.begin, cleanup.attempt.broken
+        if cleanup.is_stall:
+            pairs = broken_paths(cleanup.waits_for(alive), self._able(begin, alive))
+            pairs = {pair for pair in pairs if self.me not in pair} or pairs
+        pairs = pairs - self.roster.broken.pairs
         if not pairs:
             return False
-        pause_s = self.roster.break_paths(pairs, now_s)
+        pause_s = self.roster.break_paths(pairs, now_s, is_stall=cleanup.is_stall)
         peers = {peer for pair in pairs for peer in pair}
         text = (
             f"round {begin.round}: {shown_apart(LinkGraph(pairs), peers)} that carries data: no"
@@ -387,6 +398,13 @@ class Coordinator:
         )
         self._emit(Note("links", text))
         return True
+
+    def _able(self, begin: Begin, alive: set[bytes]) -> set[bytes]:
+        """Return the living that may own parts where some paths are not used: witnesses too."""
+        if begin.kind not in (STEP, REDUCE):
+            return set()
+        owners = self.eligibility.owners(begin.participants, begin.kind)
+        return {*compress(begin.participants, owners), *begin.helpers} & alive
 
     def _settle_dispute(self, attempt: Attempt, participants: tuple[bytes, ...]) -> None:
         """Act on different results of one attempt: it must not be repeated for ever.
@@ -443,16 +461,29 @@ class Coordinator:
             past, kept = last.kept(alive, chosen, self.roster.links)
         call = opening(kind, chosen, tried, self.roster, self.barrier.left_out)
         blob = self.offers.get(first, b"") if first else call.blob
-        layout = self._layout(chosen, weights, kind, again=last is not None)
+        owners = self.eligibility.helper(kind, chosen, fragment)
+        self._note_owners(owners)
+        layout = None
+        if owners is None:
+            layout = self._layout(chosen, weights, kind, again=last is not None)
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
         lives = tuple(self.roster.life(peer) for peer in chosen)
-        begin = Begin(*tag, fragment, past, kept, layout, *called, lives)
+        begin = Begin(*tag, fragment, past, kept, layout, *called, lives, owners)
         links = self.roster.links
         attempt = Attempt(self.view, self.me, begin, self.timing, self._emit, now_s, links)
+        if kind == INIT and owners is None:
+            attempt.detours = self.eligibility.witnesses
         attempt.audited = kind == STEP and self.eligibility.terms.audited
         attempt.tries = self._budget(number).tries
         self.attempts[number] = attempt
+
+    def _note_owners(self, owners: Owners | None) -> None:
+        """Say once, of each change, that a witness owns the results of rounds, and why."""
+        why = owners.why if owners is not None else ""
+        if why and why != self._noted_owners:
+            self._emit(Note("links", why))
+        self._noted_owners = why
 
     def _layout(
         self, chosen: tuple[bytes, ...], weights: tuple[float, ...], kind: str, *, again: bool
@@ -464,17 +495,17 @@ class Coordinator:
         layout = layout_for(self.advice, chosen, kind, again=again)
         may_own = self.eligibility.owners(chosen, kind)
         apart = links.apart(chosen) if kind in (STEP, REDUCE) else ()
-        if not apart:
+        relayed = links.relayed(chosen) if kind in (STEP, REDUCE) else ()
+        if not apart and not relayed:
             return reserved(layout, may_own)
         if all(may_own) and layout is not None and not layout.crosses(apart):
             return layout
-        owners = tuple(
-            may and links.reaches(peer, chosen) for peer, may in zip(chosen, may_own, strict=True)
-        )
+        owners = _owners(links, chosen, may_own)
         if self.roster.broken.stalls > 1 and self._owns_in(layout, chosen, owners):
             owners = tuple(peer == self.me for peer in chosen)
         own = listed([short(peer) for peer in compress(chosen, owners)])
-        return reserved(layout, owners, f"butterfly; {shown_apart(links, chosen)}: {own} own it")
+        why = shown_apart(links, chosen) if apart else shown_relayed(links, chosen)
+        return reserved(layout, owners, f"butterfly; {why}: {own} own it")
 
     def _owns_in(
         self, layout: Layout | None, chosen: tuple[bytes, ...], owners: tuple[bool, ...]
@@ -519,7 +550,7 @@ class Coordinator:
             if offering and not in_flight and not self.roster.unheard(alive):
                 # All have it from there: the first of those with most links.
                 links, peers = self.roster.links, self.view.peers
-                first = min(offering, key=lambda peer: len(links.unlinked(peer, peers)))
+                first = min(offering, key=lambda peer: len(links.apart_from(peer, peers)))
                 self._begin(INIT_ROUND, INIT, self._near(first, alive), None, alive, now_s, first)
             return
         number = self._next_round
@@ -550,8 +581,14 @@ class Coordinator:
 
     def _near(self, first: bytes, alive: set[bytes]) -> tuple[bytes, ...]:
         """Return a peer and the replicas that can have its parameters from it or hand them on."""
-        near = self.roster.links.unlinked(first, alive)
-        return tuple(peer for peer in self.view.replicas if peer in alive - near)
+        links = self.roster.links
+        replicas = tuple(peer for peer in self.view.replicas if peer in alive)
+        near = tuple(peer for peer in replicas if links.have_path(first, peer))
+        for witness in self.eligibility.witnesses:
+            through = tuple(peer for peer in replicas if links.have_path(witness, peer))
+            if first in through and len(through) > len(near):
+                near = through
+        return near
 
     @property
     def _next_round(self) -> int:
@@ -585,6 +622,21 @@ class Coordinator:
     def propose(self, proposal: View, now_s: float) -> None:
         ballot = Ballot(0, self.me, self.life)
         self.proposer = Proposer(self.view, ballot, self.timing, self._emit, now_s, proposal)
+
+
+def _owners(links: LinkGraph, chosen: Sequence[bytes], may_own: Sequence[bool]) -> tuple[bool, ...]:
+    """Return who owns a part where no plan says it: those whose data have a way to all.
+
+    Without a relay, if anybody has such: relays are slow, and somebody else pays for them.
+    """
+    for directly in (True, False):
+        owners = tuple(
+            may and links.reaches(peer, chosen, directly=directly)
+            for peer, may in zip(chosen, may_own, strict=True)
+        )
+        if any(owners):
+            return owners
+    return owners
 
 
 # ---------------------------------------------------------------- equal rounds, equal bytes

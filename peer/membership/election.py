@@ -20,6 +20,13 @@ to each other while they have a coordinator, and one that hears it does not answ
 where a link is up, silence means nothing. Nor does it where there was none before.) The new
 coordinator counts who has been silent as dead from the start, so that no round waits for it.
 
+A candidate promises its own ballot only after another voter has promised it: so long it may be that
+it alone does not hear the coordinator, because its links were cut for a moment, or take nothing in.
+Then nobody answers it, it has promised nothing, and once it hears the coordinator it is a member as
+before. Its own promise, which freezes it, would cost the others a view and the round that is open.
+It is not kept back where that gains nothing: from a coordinator that outbids, where the coordinator
+is certainly gone, where this peer is enough, and where it may fork.
+
 A candidate without links to a quorum asks nobody for a vote, only for news: whoever has them is to
 stand. Without a quorum
 it waits, unless the policy in force lets whoever is left go on: then
@@ -138,24 +145,31 @@ class Election(Electorate):
     def _could_do_better(self) -> bool:
         """Return whether the coordinator lives but commits nothing, while we reach enough voters.
 
-        Only after a while: links stay open for a moment when a network is cut.
+        Only after a moment: it may hear them again, and links stay open when a network is cut. Not
+        longer, as it costs nothing to stand in vain: it takes another voter to freeze us.
         """
         since_s, here = self._lacks_since_s, self._here
-        waited = since_s is not None and here.now_s - since_s >= here.timing.slow_s
+        waited = since_s is not None and here.now_s - since_s >= here.timing.failure_s / 2
         return waited and is_quorum(self.view, self._reached())
 
     @property
     def busy(self) -> bool:
         return self.candidate is not None or self.lost_since_s is not None
 
-    def heard_coordinator(self) -> None:
+    def heard_coordinator(self) -> Trigger | None:
+        """Note that the coordinator lives; HEARD where this peer stood for election in vain."""
         if self.resigned:
-            return  # what is heard of it is a member's word, or of its earlier life
+            return None  # what is heard of it is a member's word, or of its earlier life
         self._without_since_s = self._asked_since_s = None
         self._no_quorum_noted = False
         self._detector.heard(self.view.coordinator, self._here.now_s)
-        if not self._could_do_better():
-            self.lost_since_s = None
+        if self._could_do_better():
+            return None
+        self.lost_since_s = None
+        if self.candidate is None or self.acceptor.frozen:
+            return None
+        self.candidate = None
+        return Trigger.HEARD
 
     def _lost(self, since_s: float) -> None:
         if self._without_since_s is None:
@@ -194,6 +208,8 @@ class Election(Electorate):
             return None
         self._highest_ballot = max(self._highest_ballot, prepare.ballot.number)
         own = source == here.me.peer
+        if self.candidate is not None and prepare.ballot < self.candidate.ballot:
+            return None  # as if we had promised ours already: else two might yield to each other
         outbids = source == self.view.coordinator  # a candidate only because it has lost voters
         if not own and not outbids and self._has_coordinator(hears_quorum):
             here.probe(self.view.coordinator)
@@ -431,6 +447,13 @@ class Election(Electorate):
         Such a ballot comes to nothing, and who hears of it would wait for that each time.
         """
         return not (self._bootstrap or is_quorum(self.view, self._reached()) or self.may_fork())
+
+    def waits_for_second(self) -> bool:
+        """Return whether this candidate alone may have lost the coordinator, and can wait."""
+        here, coordinator = self._here, self.view.coordinator
+        sure = coordinator in here.refused or coordinator == here.me.peer or self.resigned
+        enough = self._bootstrap is not None or is_quorum(self.view, {here.me.peer})
+        return not (sure or enough or self.acceptor.frozen or self.may_fork())
 
     def looks_for_others(self) -> bool:
         """Return whether others may have gone on without this peer while it was down.

@@ -118,6 +118,17 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class Relayed:
+    """Report to whom links lead through a relay, whenever that changes; to all others directly.
+
+    ``control_only``: those to whom no relay carries data; ``data``: those to whom one does.
+    """
+
+    control_only: frozenset[bytes] = frozenset()
+    data: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Probed:
     """Answer Probe with what a connection to the peer's address has shown.
 
@@ -299,6 +310,7 @@ Event = (
     | LinkUp
     | LinkDown
     | Reach
+    | Relayed
     | Probed
     | KernelAnswered
     | Attached

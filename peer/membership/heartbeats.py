@@ -137,6 +137,9 @@ class Heartbeats:
         view, own = self._here.view, self._own
         tag = (view.lineage, view.number) if view is not None else self._joining.tag
         arrived, weights, operation = own.waiting()
+        attached = own.attached
+        if self._here.phase is Phase.CANDIDATE:  # nobody is to wait for who may hear no BEGIN
+            attached, arrived, weights, operation = False, (), (), None
         said = (  # in the order of Heartbeat's fields
             *tag,
             self._here.me.inc,
@@ -144,7 +147,7 @@ class Heartbeats:
             own.chain,
             own.digest,
             own.digest_round,
-            own.attached,
+            attached,
             arrived,
             weights,
             acceptor is not None and acceptor.frozen,
@@ -171,6 +174,7 @@ class Heartbeats:
             own.keeps_rounds,
             self._position_sig(),
             own.loading,
+            *self._here.through_relays(),
         )
         cached = self._cached
         if cached is None or said != cached[0]:  # a coordinator looks at its own at every step

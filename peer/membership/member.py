@@ -338,11 +338,12 @@ class MemberState:
 
     # ------------------------------------------------------------ attempts
 
-    def on_begin(self, begin: Begin) -> Ready | None:
+    def on_begin(self, begin: Begin) -> Ready | Miss | None:
         """Start or restart an attempt; return the READY of a GATHER, to be sent at once, else None.
 
         The caller has checked that we are in the view and not frozen. The result of a GATHER is
-        BEGIN's blob.
+        BEGIN's blob. Between two attempts another trainer may have come and called something else:
+        then return that we cannot take part.
         """
         if self.is_behind or not self.round < begin.round <= self.round + ROUNDS_IN_FLIGHT_MAX:
             return None  # one that missed a commit learns of it from the coordinator's next beat
@@ -357,9 +358,22 @@ class MemberState:
         if begin.kind == GATHER:
             root = entry_root(begin.origins, b"", (), begin.blob)
             return self.on_reduced(begin.round, begin.attempt, root) if self.is_replica else None
-        if self.takes_part(begin):
-            self._emit(Reduce(begin))
+        if not (self.takes_part(begin) or self._owns(begin)):
+            return None
+        waiting = self.submissions.get(begin.fragment)
+        is_other = waiting is not None and waiting.operation != begin.operation
+        if self.takes_part(begin) and is_other:
+            why = "its trainer is another one by now, and calls something else"
+            return self.on_reduce_failed(ReduceFailed(begin.round, begin.attempt, (), why))
+        self._emit(Reduce(begin))
         return None
+
+    def _owns(self, begin: Begin) -> bool:
+        """Return whether this process is a witness that owns parts of an attempt."""
+        owners = begin.owners
+        if owners is None or self.me not in owners.peers:
+            return False
+        return owners.lives[owners.peers.index(self.me)] == self.life
 
     def on_repair(self, repair: Repair) -> None:
         begin, held = self._current(repair.round, repair.attempt), self.held.get(repair.round)
@@ -382,8 +396,8 @@ class MemberState:
         if known is not None and not known.is_here and known.run.root == root:
             self.held[round_number] = replace(known, is_here=True)
             return self.ready()
-        if begin is None or known is not None:
-            return None
+        if begin is None or known is not None or self.me in begin.helpers:
+            return None  # a witness that owns parts votes when it is asked, as others do
         run = Run(round_number, attempt, begin.fragment, root)
         self.held[round_number] = Held(run, begin, (begin.lineage, begin.view))
         return self.ready() if round_number == self.round + 1 else None
@@ -441,6 +455,7 @@ class MemberState:
         if begin is None or begin.attempt != event.attempt:
             return None
         keeps_nothing = begin.kind == STEP and self.terms is not None and self.terms.keeps_nothing
+        keeps_nothing |= self.me in begin.helpers
         digests = b"" if keeps_nothing else event.digests[: DIGEST_BYTES * KEPT_MAX]
         tag = (begin.lineage, begin.view, event.round, event.attempt)
         return Finals(*tag, digests, event.missing)
@@ -554,6 +569,9 @@ class MemberState:
 
     def _apply(self, held: Held, unchanged: int = 0) -> None:
         run, begin = held.run, held.begin
+        begun = self.begins.get(run.round)
+        if begun is not None and self.me in begun.helpers:
+            self._emit(Abort(begun.round, begun.attempt))
         chain = chain_after(self.chain, run.round, run.fragment, run.root)
         self._forget(run.round)
         self.previous = (self.round, self.chain)

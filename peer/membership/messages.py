@@ -37,6 +37,7 @@ from atoll.peer.membership.view import (
     View,
     Views,
 )
+from atoll.peer.membership.witness_owners import Owners, Work
 from atoll.peer.net.wire import Within, message
 from atoll.peer.rounds.entries import (
     GATHER,
@@ -282,6 +283,7 @@ class Terms:
     audited: bool = False  # nobody's result is believed before most participants have the same
     min_trainers: Annotated[int, Within(1, MEMBERS_MAX)] = 1  # unless the view has a number itself
     asynchronous: bool = False  # a round is of those who have submitted, whoever else computes
+    work: Work | None = None
 
     def __post_init__(self) -> None:
         if not self.rule.isprintable():
@@ -295,6 +297,20 @@ class Terms:
         nobody else may have it.
         """
         return self.audited or bool(self.rule)
+
+    @property
+    def no_witness_owns(self) -> str:
+        """Return why no witness may own parts of a step; "" if it may.
+
+        It is not trained with, so nobody has seen what it does, and it could send what it likes.
+        """
+        if self.audited:
+            return "an audited run trusts no owner that cannot be verified, and a witness cannot"
+        if self.rule:
+            return f"{self.rule} is to bear liars, and a witness that owns would have to be trusted"
+        if self.probation:
+            return "who is on probation owns nothing, and a witness never serves one"
+        return "" if self.work is not None else "its parts are more than averaged"
 
 
 NO_TERMS = Terms()  # who joins counts at once, and one peer is enough
@@ -343,12 +359,17 @@ class Heartbeat(InView):
     keeps_rounds: bool = False  # the result with a root in `runs` goes to its disk, or is there
     position_sig: Signature = b""  # of the position, as Remembered has it
     loading: bool = False  # it reads the state of `round` from its disk, and is unsynced until then
+    # Members to whom its link leads through a relay, as `unlinked` has them: those to whom nothing
+    # else gets, as no relay carries data, and those to whom data get, at the relay's rate.
+    control_only: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
+    relayed: Annotated[tuple[Index, ...], Within(0, MEMBERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         if len(self.arrived) != len(self.weights):
             raise ValueError("one weight per waiting submission")
-        if any(here >= after for here, after in pairwise(self.unlinked)):
-            raise ValueError(f"members without a link are named in order, not {self.unlinked}")
+        for named in (self.unlinked, self.control_only, self.relayed):
+            if any(here >= after for here, after in pairwise(named)):
+                raise ValueError(f"members without a link are named in order, not {named}")
         if not all(0 <= weight <= WEIGHT_MAX for weight in self.weights):  # refuses NaN too
             raise ValueError(f"weights are 0 to {WEIGHT_MAX:g}, not {self.weights}")
 
@@ -431,6 +452,7 @@ class Begin(InView):
     without: Peers = ()
     aside: Peers = ()
     lives: Annotated[tuple[Lives, ...], Within(0, MEMBERS_MAX)] = ()  # of the participants
+    owners: Owners | None = None  # instead of a layout
 
     def __post_init__(self) -> None:
         operation = self.operation
@@ -441,6 +463,8 @@ class Begin(InView):
             raise ValueError("a layout has a share for each participant")
         if self.lives and len(self.lives) != len(self.participants):
             raise ValueError("each participant has a life")
+        if self.owners is not None and not {*self.owners.peers}.isdisjoint(self.participants):
+            raise ValueError("a witness that owns parts is no participant")
         EntryOrigin(self.participants, self.weights)  # ValueError if these make no sense
         if self.kind == GATHER:
             object_sizes(self.blob, len(self.participants))  # ValueError likewise
@@ -448,6 +472,18 @@ class Begin(InView):
     @property
     def origins(self) -> tuple[EntryOrigin, ...]:
         return (EntryOrigin(self.participants, self.weights), *self.past)
+
+    @property
+    def helpers(self) -> tuple[bytes, ...]:
+        """Return the witnesses that own all parts, if any do."""
+        return self.owners.peers if self.owners is not None else ()
+
+    @property
+    def exchange(self) -> tuple[bytes, ...]:
+        """Return all who exchange data: the participants and the witnesses that own, in order."""
+        if self.owners is None:
+            return self.participants
+        return tuple(sorted((*self.participants, *self.owners.peers)))
 
     @property
     def counted(self) -> tuple[bytes, ...]:

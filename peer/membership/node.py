@@ -49,7 +49,13 @@ from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.outbox import Outbox
-from atoll.peer.membership.participation import too_few_trainers, wrong_kept, wrong_weights
+from atoll.peer.membership.participation import (
+    InnerPhases,
+    too_few_trainers,
+    wrong_kept,
+    wrong_owners,
+    wrong_weights,
+)
 from atoll.peer.membership.phase import Phase, Trigger, next_phase
 from atoll.peer.membership.signing import Signatures, Signer
 from atoll.peer.membership.situation import Situation
@@ -92,6 +98,7 @@ class Node:
         self.follower = MemberState(me, here.emit, outbox, life)
         self.signatures = Signatures(me.peer, signer, here.emit)
         here.positions = LedgerPositions(self.signatures.has_signed)
+        self.phases = InnerPhases()
         self.syncing = StateSync(here, self.follower)
         self.forks = Forks(here, self.follower)
         self.joining = Joining(here, self.follower)
@@ -437,6 +444,7 @@ class Node:
         self.election = Election(here, self.follower, self.signatures, decided)
         self.heartbeats.soon()
         self.heartbeats.forget_reasons()
+        self.phases.interrupt()
         leads = decided.coordinator == here.me.peer
         self._go(Trigger.LED if leads else Trigger.FOLLOWED)
         here.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
@@ -468,6 +476,7 @@ class Node:
             rounds_in_flight=self.follower.rounds_in_flight,
             life=here.life,
             machines=here.machines,
+            phases=self.phases,
         )
         lead.admission.addresses = here.addresses
         if led is not None:
@@ -588,6 +597,10 @@ class Node:
         self._here.outbound = event.outbound
         self.heartbeats.soon()
 
+    def _on_relayed(self, event: ev.Relayed) -> None:
+        self._here.relays = event
+        self.heartbeats.soon()
+
     def _on_incarnated(self, event: ev.Incarnated) -> None:
         me = self._here.me
         self._here.me = Member(me.peer, event.inc, me.role, me.address)
@@ -621,6 +634,7 @@ class Node:
 
     def _on_submitted(self, event: ev.Submitted) -> None:
         self.follower.submitted(event)
+        self.phases.submitted(event.fragment, self._here.now_s)
         self.heartbeats.soon()
 
     def _on_reduced(self, event: ev.AttemptReduced) -> None:
@@ -676,8 +690,14 @@ class Node:
             heard = self._is_coordinator(source) and source != self._here.me.peer
             heard = heard and type(message) not in _OF_JOINERS
             if heard and self.election is not None:
-                self.election.heard_coordinator()
+                self._heard_coordinator(self.election)
         handler(self, source, message)
+
+    def _heard_coordinator(self, election: Election) -> None:
+        trigger = election.heard_coordinator()
+        if trigger is not None:
+            self._follow(trigger)
+            self.heartbeats.soon()
 
     def _may_speak(self, source: bytes, message: ms.InView) -> bool:
         """Return whether this peer may say such a thing.
@@ -733,10 +753,13 @@ class Node:
         if view is not None:
             wrong = too_few_trainers(begin, view, own.terms)
             wrong = wrong or wrong_weights(begin, view, own.terms) or wrong_kept(begin, own.terms)
+            wrong = wrong or wrong_owners(begin, view, own.terms)
         if wrong:
             self._refuse(source, begin, wrong)
-        elif not self.frozen:
-            self._send_ready(own.on_begin(begin))
+            return
+        self.phases.begun(begin, self._here.now_s)
+        if not self.frozen and (answer := own.on_begin(begin)) is not None:
+            self._to_coordinator(answer)
 
     def _refuse(self, source: bytes, begin: ms.Begin, wrong: str) -> None:
         """Note once of each attempt why we take no part: BEGIN is repeated."""
@@ -761,6 +784,7 @@ class Node:
         own = self.follower
         if commit.round > own.round and self.signatures.genuine(source, commit):
             own.committed(commit.round, commit.chain, commit.unchanged)
+            self.phases.open(self._here.now_s)
             self._aim(commit.round, commit.chain)
             self._send_ready(own.ready())  # the next round's turn
 
@@ -909,6 +933,7 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.LinkUp: Node._on_link_up,
     ev.LinkDown: Node._on_link_down,
     ev.Reach: Node._on_reach,
+    ev.Relayed: Node._on_relayed,
     ev.Probed: Node._on_probed,
     ev.KernelAnswered: Node._on_kernel_answered,
     # what people ask for

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from statistics import median
 
@@ -19,18 +19,56 @@ from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
 from atoll.collectives.units import duration, listed
 from atoll.peer.membership.attempt import vertex_cover
 from atoll.peer.membership.events import Effect, Note
-from atoll.peer.membership.link_graph import shown_apart
+from atoll.peer.membership.layout import WHY_CHARS_MAX
+from atoll.peer.membership.link_graph import shown_apart, shown_relayed
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import NO_TERMS, Begin, Terms
 from atoll.peer.membership.operations import Call, agreed, keep_objects, pack_objects
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import View, short
+from atoll.peer.membership.witness_owners import CHEAPER_FROM, Owners
 from atoll.peer.rounds.entries import GATHER, INIT, OPERATIONS, STEP, fragment_of
 
 # ---------------------------------------------------------------- when
 
 _PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
+
+
+class InnerPhases:
+    """Know how long the trainers' phases took lately: each member does, as it may coordinate next.
+
+    A phase lasts from a commit to the first BEGIN after it. Only whole ones count: not one in which
+    the view began, nor one after a round that was given up, nor the moment before a collective that
+    follows a round.
+    """
+
+    def __init__(self) -> None:
+        self.lasted_s: list[float] = []
+        self._opened_s: float | None = None  # when the one at hand began; None if it is not whole
+        self._submitted_s: dict[int, float] = {}  # fragment -> when our trainer has arrived last
+
+    def open(self, now_s: float) -> None:
+        """Let one begin, as a round is committed."""
+        self._opened_s = now_s
+
+    def interrupt(self) -> None:
+        """Discard the one at hand: nobody knows when it began."""
+        self._opened_s = None
+
+    def begun(self, begin: Begin, now_s: float) -> None:
+        """Note that a round is begun, again or for the first time."""
+        if self._opened_s is not None and begin.operation is None:
+            self.lasted_s = [*self.lasted_s, now_s - self._opened_s][-_PHASES_KEPT:]
+        self._opened_s = None
+
+    def submitted(self, fragment: int, now_s: float) -> None:
+        """Note that this peer's trainer has arrived."""
+        self._submitted_s[fragment] = now_s
+
+    def submitted_s(self, fragment: int) -> float | None:
+        """Return when this peer's trainer has arrived last, if it ever has."""
+        return self._submitted_s.get(fragment)
 
 
 class Barrier:
@@ -43,15 +81,15 @@ class Barrier:
     until it has arrived once more: a hung trainer costs the others one wait and not one in every
     round.
 
-    A usual phase is the median of the last ones, from view to view as long as one peer coordinates.
-    Only whole phases count: not one in which the view began, nor one after a round that was given
-    up, nor the moment before a collective that follows a round. If a straggler arrives after all,
-    it was no hang but a slow trainer or a pause, and the time that it took counts instead of all
-    phases before: a trainer that is slower than the others by far is waited for from then on, and a
-    pause is forgotten after two rounds. The time is 30 s while no phase is known, and for a
-    session's own collectives: who misses one of those gets an error. For these it is two usual
-    phases where that is more: who joins with a call that the others make after each round is not to
-    be alone in it, and the others not to be late.
+    A usual phase is the median of the last ones, from view to view, whoever coordinates. A change
+    of views does not begin the wait anew: those who have arrived go on waiting since they arrived,
+    as far as the coordinator knows; a new one knows it of its own trainer. If a straggler arrives
+    after all, it was no hang but a slow trainer or a pause, and the time that it took counts
+    instead of all phases before: a trainer that is slower than the others by far is waited for from
+    then on, and a pause is forgotten after two rounds. The time is 30 s while no phase is known,
+    and for a session's own collectives: who misses one of those gets an error. For these it is two
+    usual phases where that is more: who joins with a call that the others make after each round is
+    not to be alone in it, and the others not to be late.
     """
 
     def __init__(
@@ -61,22 +99,26 @@ class Barrier:
         timing: Timing,
         emit: Callable[[Effect], None],
         now_s: float,
+        phases: InnerPhases,
     ) -> None:
         self._own = own
         self._roster = roster
         self._timing = timing
         self._emit = emit
+        self._phases = phases
+        self._is_first = True  # the round that opens next, in this view
         self._first_arrival_s: float | None = None
+        self._waits_for = 0  # the round of that arrival
         self._opened_s = now_s
-        self._is_whole = False  # the inner phase at hand
-        self._phases_s: list[float] = []
         self._stragglers: dict[bytes, float] = {}  # and when the phase began that they were late in
         self.left_out: set[bytes] = set()  # who was waited for and is not in the round that opened
 
     def open(self, now_s: float, *, committed: bool) -> None:
         """Start the wait for the next round, as one has ended."""
         self._opened_s = now_s
-        self._is_whole = committed
+        if not committed:
+            self._phases.interrupt()
+        self._is_first = False
         self._first_arrival_s = None
 
     def hold(self) -> None:
@@ -84,12 +126,15 @@ class Barrier:
 
         How long those take that come is no inner phase.
         """
-        self._is_whole = False
+        self._phases.interrupt()
+        self._is_first = False
         self._first_arrival_s = None
 
     def take_over(self, before: Barrier, staying: Collection[bytes]) -> None:
         """Go on with what this coordinator knew in the view before."""
-        self._phases_s = before._phases_s
+        if before._waits_for == self._own.round + 1:
+            self._first_arrival_s = before._first_arrival_s
+            self._waits_for = before._waits_for
         self._stragglers = {p: s for p, s in before._stragglers.items() if p in staying}
 
     def waited_s(self, now_s: float) -> float:
@@ -107,15 +152,16 @@ class Barrier:
         ``may_begin`` says whether it can be of those who have arrived, when no others are waited
         for (:meth:`Eligibility.may_begin`).
         """
-        if self._roster.unheard(present):
+        if self._roster.awaited(present, now_s):
             return ()  # in a new view: who has arrived is in their first heartbeats
         arrived = self._arrived(number, present)
         self._note_returns(arrived, now_s)
         self._stragglers = {p: s for p, s in self._stragglers.items() if p in present - arrived}
         if not arrived:
             return ()
-        if self._first_arrival_s is None:
-            self._first_arrival_s = now_s
+        if self._first_arrival_s is None or self._waits_for != number:
+            self._first_arrival_s = self._arrived_s(arrived, number, now_s)
+            self._waits_for = number
         late = self._roster.attached(present) - arrived - self._stragglers.keys()
         straggle_s = self._straggle_s(arrived)
         if late and now_s - self._first_arrival_s < straggle_s:
@@ -128,10 +174,15 @@ class Barrier:
             text = f"round {number} begins without {names}: the others have waited"
             self._emit(Note("stragglers", f"{text} {duration(straggle_s)}"))
         self.left_out = late
-        if self._is_whole and not self._calls(arrived):
-            self._phases_s = [*self._phases_s, now_s - self._opened_s][-_PHASES_KEPT:]
+        self._is_first = False
         self._first_arrival_s = None
         return tuple(arrived)
+
+    def _arrived_s(self, arrived: Collection[bytes], number: int, now_s: float) -> float:
+        """Return since when the first of these waits: in a new view since it submitted."""
+        fragment = fragment_of(number, self._own.fragments)
+        here_s = self._phases.submitted_s(fragment) if self._is_first else None
+        return now_s if here_s is None or self._own.me not in arrived else here_s
 
     def late(self, present: set[bytes]) -> set[bytes]:
         """Return the peers that the next round waits for, for people who ask."""
@@ -146,8 +197,9 @@ class Barrier:
         """Count what stragglers have taken that have come after all, 30 s of it at most."""
         took_s = max((now_s - s for p, s in self._stragglers.items() if p in arrived), default=0.0)
         took_s = min(took_s, self._timing.straggle_max_s)
-        if took_s and self._phases_s and took_s > median(self._phases_s):
-            self._phases_s = [took_s]
+        phases = self._phases
+        if took_s and phases.lasted_s and took_s > median(phases.lasted_s):
+            phases.lasted_s = [took_s]
 
     def _calls(self, arrived: Collection[bytes]) -> bool:
         return any(self._roster.calls(peer) for peer in arrived)
@@ -155,9 +207,9 @@ class Barrier:
     def _straggle_s(self, arrived: Collection[bytes]) -> float:
         """Return how long the first of a round waits for the others, in seconds."""
         most_s = self._timing.straggle_max_s
-        if not self._phases_s:
+        if not self._phases.lasted_s:
             return most_s
-        phase_s = median(self._phases_s)
+        phase_s = median(self._phases.lasted_s)
         if self._calls(arrived):
             return max(most_s, 2 * phase_s)
         return max(self._timing.straggle_min_s, min(3 * phase_s, most_s), phase_s / 2)
@@ -168,6 +220,11 @@ class Barrier:
 # Of an audited round of which there are too many: newcomers serve, but take nobody's place for it.
 NEWCOMERS_MAX = AUDITED_PEERS_MAX // 4
 NAMES_MAX = 8  # in a line about who is there
+# What people can do where data have no way.
+RELAY_ADVICE = (
+    "open a port at one of them, or let a member that both can dial carry their data"
+    " (atoll up or join with --relay MBIT, a witness will do)"
+)
 
 
 def trainers_needed(view: View, terms: Terms) -> int:
@@ -207,6 +264,7 @@ class Eligibility:
         self._roster = roster
         self._emit = emit
         self.flaky_peers = FlakyPeers(emit)
+        self.witnesses: tuple[bytes, ...] = ()  # that live
         self.held = ""  # why the next round is not begun, for people who ask
         self.left_out = ""  # who takes no part for want of links, and what to do about it
         self._noted = self._noted_out = ""
@@ -285,10 +343,10 @@ class Eligibility:
         out, links = {*chosen}.difference(staying), self._roster.links
         audited = kind == STEP and self.terms.audited
         needs = "links between all in an audited round" if audited else "a peer linked to all"
+        refused = self.terms.no_witness_owns if kind == STEP and self.witnesses else ""
+        why = f"{shown_apart(links, chosen)}{f'; {refused}' if refused else ''}"
         self.left_out = (
-            f"{_names(out)} cannot take part: it takes {needs}, and {shown_apart(links, chosen)};"
-            " open a port at one of them, for without one it takes a relay, which atoll does not"
-            " have yet"
+            f"{_names(out)} cannot take part: it takes {needs}, and {why}; {RELAY_ADVICE}"
             if out
             else ""
         )
@@ -300,18 +358,51 @@ class Eligibility:
     def with_links(self, kind: str, chosen: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """Return those of ``chosen`` who can do such a round with the links that they have.
 
-        Somebody who may own the result has to have a link to all (link_graph.py). In an audited
-        round each has to have one to each: statements and opened parts go from anybody to anybody.
+        Data of somebody who may own the result have to have a way to all (link_graph.py). In an
+        audited round each has to have a link to each as well, be it through a relay: statements and
+        opened parts go from anybody to anybody, as control messages.
         """
         links = self._roster.links
         if links.is_complete or kind in (INIT, GATHER):
             return chosen
         if kind == STEP and self.terms.audited:
-            lacking = {peer: links.unlinked(peer, chosen) for peer in chosen}
+            lacking = {peer: links.unheard_by(peer, chosen) for peer in chosen}
             out = vertex_cover(lacking, self._roster.me)
-            return tuple(peer for peer in chosen if peer not in out)
+            chosen = tuple(peer for peer in chosen if peer not in out)
         able = tuple(compress(chosen, self.owners(chosen, kind)))
-        return links.with_owner(chosen, able, self._roster.me)
+        return links.with_owner(chosen, (*able, *self._helpers(kind)), self._roster.me)
+
+    def _helpers(self, kind: str) -> tuple[bytes, ...]:
+        """Return the witnesses that may own parts of such a round (witness_owners.py)."""
+        if kind == GATHER or (kind == STEP and self.terms.no_witness_owns):
+            return ()
+        return self.witnesses
+
+    def helper(self, kind: str, chosen: Sequence[bytes], fragment: int) -> Owners | None:
+        """Return the witness that owns all parts of a round of ``chosen``; None if nobody has to.
+
+        Nobody has to where a participant has a direct way to all; nor, of fewer than CHEAPER_FROM,
+        where one has a way through relays: a relay carries as much, and cannot read it.
+        """
+        links, may_own = self._roster.links, self.owners(chosen, kind)
+        relays_do = len(chosen) < CHEAPER_FROM
+        able = [*compress(chosen, may_own)]
+        if len(chosen) < 2 or any(links.reaches(p, chosen, directly=not relays_do) for p in able):
+            return None
+        found = [p for p in self._helpers(kind) if links.reaches(p, chosen)]
+        if not found:
+            return None
+        why = shown_apart(links, chosen) if links.apart(chosen) else shown_relayed(links, chosen)
+        owner = next((p for p in found if links.reaches(p, chosen, directly=True)), found[0])
+        text = f"witness {short(owner)} owns the result, and adds nothing to it: {why}"
+        owners = Owners((owner,), (self._roster.life(owner),), why=text[:WHY_CHARS_MAX])
+        work = self.terms.work
+        if kind != STEP or work is None:
+            return owners
+        elements = work.elements[fragment] if fragment < len(work.elements) else 0
+        return replace(
+            owners, elements=elements, chunk_elements=work.chunk_elements, codec=work.codec
+        )
 
     def may_go_on(
         self, number: int, kind: str, chosen: Sequence[bytes], begin: Begin, alive: set[bytes]
@@ -475,6 +566,16 @@ def wrong_weights(begin: Begin, view: View, terms: Terms | None) -> str:
     ):
         return "newcomers are to own a part of the result"
     return ""
+
+
+def wrong_owners(begin: Begin, view: View, terms: Terms | None) -> str:
+    """Return why a member takes no part in a round that these own; "" if it does."""
+    for peer in begin.helpers:
+        if peer not in view.witnesses:
+            return f"{short(peer)} is to own the result, and neither takes part nor is a witness"
+    if not begin.helpers or begin.kind != STEP or terms is None:
+        return ""
+    return terms.no_witness_owns
 
 
 # ---------------------------------------------------------------- without whom

@@ -7,9 +7,10 @@ takes that away. LEFT is final: a process that comes back is a new incarnation.
 
     OUT --LEARN--> LEARNER --view names me--> MEMBER --coordinator silent--> CANDIDATE
      ^                                          |  ^                             |
-     +-------------- view without me -----------+  +------ outbid or decided ----+
+     +-------------- view without me -----------+  +- outbid, decided or heard --+
 
 LOST in phase COORDINATOR means that voters have promised somebody else: the coordinator outbids.
+HEARD takes a candidate back whom nobody has promised anything, and who has promised nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Trigger(Enum):
     FOLLOWED = "a view names me, and another as coordinator"
     LOST = "the coordinator is lost, or voters have promised elsewhere"
     OUTBID = "promised a higher ballot"
+    HEARD = "the coordinator is heard again, and nothing was promised meanwhile"
     EXCLUDED = "a newer view is without me"
     LEAVE = "the user wants to leave"
 
@@ -66,6 +68,7 @@ TRANSITIONS: dict[tuple[Phase, Trigger], Phase] = {
     (_CANDIDATE, Trigger.FOLLOWED): _MEMBER,
     (_CANDIDATE, Trigger.LOST): _CANDIDATE,
     (_CANDIDATE, Trigger.OUTBID): _MEMBER,
+    (_CANDIDATE, Trigger.HEARD): _MEMBER,
     (_CANDIDATE, Trigger.EXCLUDED): _OUT,
     (_CANDIDATE, Trigger.LEAVE): _LEFT,
 }

@@ -19,21 +19,29 @@ restarted waits for them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
-from atoll.optim.run_spec import RunSpec
+from atoll.collectives.chunks import ChunkGrid
+from atoll.optim.run_spec import CARRIED, MEAN, RunSpec
 from atoll.peer.membership.messages import Begin, Terms
 from atoll.peer.membership.view import ABSENT_MAX, Absent, Newcomer, View, short
+from atoll.peer.membership.witness_owners import Work
 from atoll.peer.rounds.entries import STEP
 
 FIRST_STATE = 1  # the round of INIT, before which there is nothing, and in which nothing is trained
 
 
-def terms_of(spec: RunSpec) -> Terms:
+def terms_of(spec: RunSpec, grids: Sequence[ChunkGrid] = ()) -> Terms:
+    """Return the terms of a run; ``grids``: of its fragments, where there is a state."""
     rule = spec.aggregate if spec.rule is not None and not spec.rule.is_mean else ""
     asynchronous = spec.is_asynchronous
+    work = None
+    if grids and spec.aggregate == MEAN and spec.method not in CARRIED:
+        elements = tuple(grid.total for grid in grids)
+        work = Work(elements, grids[0].chunk_elements, spec.codec)
     return Terms(
-        spec.probation, spec.least_peers, rule, spec.audit, spec.min_trainers, asynchronous
+        spec.probation, spec.least_peers, rule, spec.audit, spec.min_trainers, asynchronous, work
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from atoll.peer.membership.failure_detector import FailureDetector, Machines, Silence
-from atoll.peer.membership.link_graph import BrokenPaths, LinkGraph, Pair, graph_of
+from atoll.peer.membership.link_graph import BrokenPaths, LinkGraph, Pair, graph_of, same_paths
 from atoll.peer.membership.messages import Begin, Heartbeat
 from atoll.peer.membership.operations import object_digest
 from atoll.peer.membership.timing import Timing
@@ -56,7 +56,7 @@ class Roster:
             if peer not in self._cached[1]:
                 self._look_again()
         if beat is not None and beat is not known:
-            if beat.unlinked != (known.unlinked if known is not None else ()):
+            if not same_paths(known, beat):
                 self._links = None
             self.heartbeats[peer] = beat
             if beat.unlinked or beat.outbound or beat.callers:
@@ -75,7 +75,10 @@ class Roster:
 
     def restarted(self, begin: Begin) -> set[bytes]:
         """Return the participants of an attempt whose process is another one by now."""
-        lives, beats = zip(begin.participants, begin.lives, strict=False), self.heartbeats
+        lives = [*zip(begin.participants, begin.lives, strict=False)]
+        if begin.owners is not None:
+            lives += zip(begin.owners.peers, begin.owners.lives, strict=True)
+        beats = self.heartbeats
         return {p for p, life in lives if (beats[p].life if p in beats else 0) != life}
 
     def refused(self, peer: bytes) -> None:
@@ -169,10 +172,10 @@ class Roster:
         """Return whether all are placed alike: all have links to all, and nobody asks in vain."""
         return not self._unalike
 
-    def break_paths(self, pairs: Collection[Pair], now_s: float) -> float:
+    def break_paths(self, pairs: Collection[Pair], now_s: float, *, is_stall: bool = True) -> float:
         """Count these pairs as without a link for a while; return for how long."""
         self._links = None
-        return self.broken.note(pairs, now_s)
+        return self.broken.note(pairs, now_s, is_stall=is_stall)
 
     def mend_paths(self, now_s: float) -> None:
         """Let the pairs be tried again whose time is up."""
@@ -210,6 +213,7 @@ class Roster:
             peer: beat.digest
             for peer, beat in self.heartbeats.items()
             if beat.digest_round == round_number > 0
+            and beat.digest
             and peer != self.me
             and not beat.unsynced
             and self._doubted.get(peer) != beat.digest
@@ -237,6 +241,13 @@ class Roster:
     def unheard(self, alive: set[bytes]) -> set[bytes]:
         """Return the living members that have not said anything in this view yet."""
         return alive - self.heartbeats.keys()
+
+    def awaited(self, alive: set[bytes], now_s: float) -> set[bytes]:
+        """Return the living members whose first word in this view is due and may be on its way.
+
+        Not so for as long as it takes to suspect one: it comes at once or it is lost.
+        """
+        return {peer for peer in self.unheard(alive) if self._detector.trusts(peer, now_s)}
 
     def trainers(self, alive: set[bytes]) -> set[bytes]:
         """Return who has a trainer in step with the state, whether rounds wait for it or not."""
@@ -291,12 +302,13 @@ class Roster:
         waiting = zip(beat.arrived, beat.weights, strict=True) if beat else ()
         return dict(waiting).get(fragment, 0.0)
 
-    def progress_bytes(self) -> int:
-        """Return how many bytes rounds have moved, as heartbeats say.
+    def progress_bytes(self, peers: Collection[bytes]) -> int:
+        """Return how many bytes some members have moved, as their heartbeats say.
 
-        What members that are catching up receive is not of a round.
+        What those receive that are catching up is not of a round.
         """
-        return sum(beat.progress_bytes for beat in self.heartbeats.values() if not beat.unsynced)
+        beats = (self.heartbeats.get(peer) for peer in peers)
+        return sum(beat.progress_bytes for beat in beats if beat is not None and not beat.unsynced)
 
     def frozen(self, alive: set[bytes]) -> int:
         """Return the highest ballot number that a living member has promised elsewhere.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from atoll.peer.membership.amnesia import LedgerPositions
-from atoll.peer.membership.events import Effect, Persist, ProbePeer, Send
+from atoll.peer.membership.events import Effect, Persist, ProbePeer, Relayed, Send
 from atoll.peer.membership.failure_detector import Machines, Peaks
 from atoll.peer.membership.outbox import Outbox
 from atoll.peer.membership.phase import Phase
@@ -39,6 +39,7 @@ class Situation:
         self.restarts: dict[bytes, int] = {}  # who came as a later one, and our round then
         self.refused: set[bytes] = set()  # members whose life has certainly ended
         self.outbound = False  # this peer can only dial out
+        self.relays = Relayed()  # to whom links lead through a relay
         self.machines = Machines()  # that the members run on
         self.lag = Peaks(timing.heartbeat_s / 2)  # of this peer's own event loop
         self.leave_by_s: float | None = None
@@ -79,6 +80,18 @@ class Situation:
     def unlinked_s(self, peer: bytes) -> float:
         """Return since when this peer has had no link to a member; now if it has one."""
         return self._unlinked_s.get(peer, self.now_s)
+
+    def through_relays(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return to which members this peer's link leads through a relay, as positions in the view.
+
+        First those to whom it carries control alone, then those to whom a relay carries data.
+        """
+        view, relays = self.view, self.relays
+        if view is None or not (relays.control_only or relays.data):  # as nearly always
+            return (), ()
+        linked = [(n, peer) for n, peer in enumerate(view.peers) if peer in self.linked]
+        control_only = tuple(n for n, peer in linked if peer in relays.control_only)
+        return control_only, tuple(n for n, peer in linked if peer in relays.data)
 
     def linked_to(self, peer: bytes, life: int, own_round: int) -> None:
         """Note which process of a peer there is a link to, while this peer stands at a round."""

@@ -105,7 +105,8 @@ class StateSync:
             own.unsynced = own.diverged = self._foreign = False
             self._asked = None
         own.caught_up(event.round, event.chain)
-        own.digest, own.digest_round = event.digest, event.round
+        if event.digest:  # of a state: a witness has none, and no say about others'
+            own.digest, own.digest_round = event.digest, event.round
         own.suspect = False
         if stale:
             own.reload()

@@ -34,6 +34,7 @@ class ByteCounts:
         self._lock = threading.Lock()
         self._sent = dict.fromkeys(PURPOSES, 0)
         self._received = dict.fromkeys(PURPOSES, 0)
+        self._relayed = 0
 
     def add_sent(self, purpose: str, count: int, *, asked: bool = False) -> None:
         with self._lock:
@@ -46,6 +47,22 @@ class ByteCounts:
             self._received[purpose] += count
         if self.down is not None and not asked:
             self.down.charge(count)
+
+    def add_relayed(self, count: int) -> None:
+        """Count bytes that were received from one peer and sent to another, for these two.
+
+        They are in no purpose: they are none of this peer's.
+        """
+        with self._lock:
+            self._relayed += count
+        for cap in (self.up, self.down):
+            if cap is not None:
+                cap.charge(count)
+
+    @property
+    def relayed(self) -> int:
+        with self._lock:
+            return self._relayed
 
     def wake(self) -> None:
         """Let all that wait for a cap look whether their stream was closed."""

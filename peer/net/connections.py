@@ -6,21 +6,26 @@ connection with a named reason and nothing else.
 
 Two control links of a pair. When both sides dial at once, the link dialled by the smaller peer id
 stays. That side closes the other link, because it is the last to learn which one stays; the other
-side reads on until then. So no message is lost and nobody is reported down.
+side reads on until then. So no message is lost and nobody is reported down. A direct link takes the
+place of one through a relay, whoever dialled, and never the other way round. A second link through
+another relay stands by: when the first ends, it takes its place at once. Where the first one was
+punched through two routers, which may forget it, the one through a relay stands by.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Protocol
 
 from atoll.collectives.errors import ConnectError, IdentityInUseError, RemoteProtocolError
 from atoll.collectives.version import VERSION
 from atoll.peer.caps.caps import Caps
 from atoll.peer.daemon.ports import ConnectionPort
+from atoll.peer.links.tcp_info import silence_s
 from atoll.peer.membership.view import short
 from atoll.peer.net import byte_counts
 from atoll.peer.net.admission_policy import AdmissionPolicy
@@ -46,17 +51,53 @@ from atoll.peer.net.hello import (
 )
 from atoll.peer.net.link import ControlLink, defect_summary
 from atoll.peer.net.listener import Listener
+from atoll.peer.net.proxy import Proxy
+from atoll.peer.net.punched import PunchedSocket
 from atoll.peer.net.reach import Reached, ReachService, ask_reach
 from atoll.peer.net.reach_messages import DIALLED_MAX, AskReach
+from atoll.peer.net.relayed import RelayedSocket, Route
 from atoll.peer.net.tls import TlsChannel, TlsSocket
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
+from atoll.peer.punch.service import Observer, PunchService
+from atoll.peer.relay.service import RelayService
 from atoll.peer.streams.congestion import AUTO
 from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
 from atoll.peer.streams.opener import StreamOpener
 from atoll.peer.streams.stream import DataStream
 
 LINKS_MAX = 4096  # peers that a run may have (reliability_and_security.md 3.2)
+# A punched link on which nothing was acknowledged for so long may be dead.
+PUNCHED_SILENT_S = 1.5
 MET_MAX = 1024  # addresses whose peers find places of their own when they come back: 100 KiB
+
+
+class KnownRelays(Protocol):
+    """Know who relays, and remember who does it badly."""
+
+    def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
+        """Return through whom a peer may be reached, the best first."""
+
+    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
+        """Hear that what came through a relay was not what the other end had sent.
+
+        ``said_by``: the peer at whose end that was seen; b"" if here.
+        """
+
+    def observers(self) -> Sequence[Observer]:
+        """Return who can say where this peer comes from."""
+
+
+class _NoRelays:
+    """Know nothing yet."""
+
+    def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
+        return ()
+
+    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
+        """Forget it: nobody is asked to relay yet."""
+
+    def observers(self) -> Sequence[Observer]:
+        return ()
 
 
 class ConnectionManager:
@@ -66,7 +107,9 @@ class ConnectionManager:
     of data streams, the preferred one first; none means that they go through TLS. ``congestion``:
     see StreamOpener. ``policy``: what it takes to get a control link, beside the run secret; this
     side shows it too. ``of_rounds``: names of the messages whose bytes count as those of rounds.
-    ``caps``: what all of this keeps to; None if to nothing.
+    ``caps``: what all of this keeps to; None if to nothing. ``relay_bytes_per_s``: what this peer
+    carries of others' data; 0: none, and their control links all the same. ``proxy``: through which
+    all is dialled that is not on this machine.
     """
 
     def __init__(
@@ -81,24 +124,33 @@ class ConnectionManager:
         policy: AdmissionPolicy | None = None,
         of_rounds: Collection[str] = (),
         caps: Caps | None = None,
+        relay_bytes_per_s: float = 0.0,
+        proxy: Proxy | None = None,
     ) -> None:
         self.peer_id = peer_id
         self.counts = ByteCounts(caps)  # of everything that this daemon sends and receives
+        self.relay_bytes_per_s = relay_bytes_per_s
+        self.proxy = proxy
         self.outbound: Container[bytes] = ()  # peers that cannot be dialled from outside
+        self.known_relays: KnownRelays = _NoRelays()
         self._of_rounds = of_rounds
         self._tls, self._run = tls, run
         self._daemon = daemon
         self._policy = policy or AdmissionPolicy()
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
+        self._standby: dict[bytes, ControlLink] = {}  # through another relay than the first
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
+        self._loop = asyncio.get_running_loop()
         self._dials: dict[tuple[bytes, str, bool], asyncio.Task[bytes]] = {}  # under way
         self._streams = StreamOpener(ciphers, congestion, self)
         self.bbr = self._streams.bbr  # see Congestion
         self._examiner = Examiner()
         self._reach = ReachService(self)
-        self._listener = Listener(tls.server, self)
+        self.relay = RelayService(self)
+        self.punch = PunchService(self)
+        self._listener = Listener(tls.server, self, behind_proxy=proxy is not None)
 
     async def listen(self, host: str, port: int) -> tuple[str, int]:
         """Open the port and return the bound address; ``port`` 0 picks a free one.
@@ -107,6 +159,8 @@ class ConnectionManager:
         """
         if CIPHER_NONE in self._streams.ciphers:
             self.log("data streams are neither secret nor protected with peers that agree to that")
+        if self.proxy is not None:
+            self.log(f"proxy {self.proxy} makes all connections to other machines, and finds names")
         return self._listener.open(host, port)
 
     async def close(self) -> None:
@@ -116,9 +170,12 @@ class ConnectionManager:
             dial.cancel()
         await self._listener.close()
         await self._reach.close()
-        links = [*self._links.values(), *self._leaving]
+        links = [*self._links.values(), *self._standby.values(), *self._leaving]
         self._links.clear()
+        self._standby.clear()
         self._streams.close()
+        self.punch.close()
+        self.relay.close()
         for link in links:
             link.close()
         await asyncio.gather(*(link.ended.wait() for link in links))
@@ -126,8 +183,10 @@ class ConnectionManager:
     def send(self, peer_id: bytes, msg: object) -> bool:
         """Queue ``msg`` without blocking; return False if no control link to ``peer_id`` works."""
         link = self._links.get(peer_id)
-        if link is None:
-            return False
+        return link is not None and self.send_on(link, msg)
+
+    def send_on(self, link: ControlLink, msg: object) -> bool:
+        """Queue ``msg`` on one link without blocking; return False if it is ending."""
         is_of_round = name_of(msg) in self._of_rounds
         purpose = byte_counts.ROUNDS if is_of_round else byte_counts.CONTROL
         return link.send(frame(encode(msg)), purpose)
@@ -139,6 +198,11 @@ class ConnectionManager:
         """
         if expelled:
             self._streams.expel(peer_id)
+            self.relay.cut(peer_id)
+        second = self._standby.pop(peer_id, None)
+        if second is not None:
+            self._retire(second)
+            second.close()
         link = self._links.pop(peer_id, None)
         if link is not None:
             if expelled:
@@ -154,7 +218,7 @@ class ConnectionManager:
 
     def links(self) -> tuple[ControlLink, ...]:
         """Return all control links that have not ended."""
-        return (*self._links.values(), *self._leaving)
+        return (*self._links.values(), *self._standby.values(), *self._leaving)
 
     def linked_life(self, peer_id: bytes) -> int:
         """Return to which process of ``peer_id`` there is a link; -1 without one."""
@@ -250,6 +314,67 @@ class ConnectionManager:
         """Return the control link to ``peer_id``."""
         return self._links.get(peer_id)
 
+    def standby_of(self, peer_id: bytes) -> ControlLink | None:
+        """Return the link that takes the place of the one to ``peer_id`` when that ends."""
+        return self._standby.get(peer_id)
+
+    def bulk_routes(self, peer_id: bytes) -> list[str]:
+        """Return the ways for data through relays to ``peer_id``, the best first."""
+        relays = self.known_relays.relays_to(peer_id, bulk=True)
+        return [str(Route(relay, peer_id)) for relay in relays]
+
+    def relayed_pairs(self) -> list[tuple[ControlLink, ControlLink | None]]:
+        """Return the links through relays or routers, each with the one that stands by for it."""
+        links = [link for link in self._links.values() if link.relay or link.is_punched]
+        return [(link, self._standby.get(link.peer_id)) for link in links]
+
+    def on_fault(self, peer_id: bytes, relay: bytes, what: str, is_damage: bool) -> None:
+        """Hear that a data stream of ``peer_id`` broke on its way; in whichever thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(
+                self.relay.on_stream_fault, peer_id, relay, what, is_damage
+            )
+
+    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"") -> None:
+        """Hear that a relay has changed or lost what it carries."""
+        self._streams.avoid(relay, said_by)
+        self.known_relays.blame_relay(relay, why, said_by)
+
+    def is_member(self, peer_id: bytes) -> bool:
+        """Return whether ``peer_id`` is a member of the view that this peer is in."""
+        return peer_id in self._daemon.member_peers()
+
+    def punch_link(self, peer_id: bytes) -> ControlLink | None:
+        """Return a control link on which a peer hears us even if a punched one has died."""
+        link, second = self._links.get(peer_id), self._standby.get(peer_id)
+        if link is None or second is None or not link.is_punched:
+            return link
+        return second if silence_s(link.tcp_info()) >= PUNCHED_SILENT_S else link
+
+    def requester_ip(self, link: ControlLink) -> str:
+        """Return the address of the other end of a link, or of the relay that it leads through."""
+        between = self._links.get(link.relay) if link.relay else link
+        return between.remote_ip if between is not None else ""
+
+    def observers(self) -> Sequence[Observer]:
+        """Return who can say where this peer comes from."""
+        return self.known_relays.observers() if self.proxy is None else ()
+
+    def adopt(self, sock: RelayedSocket | PunchedSocket) -> None:
+        """Take a connection that came about in another way as if its other end had dialled."""
+        if self._closing:
+            sock.close()
+        else:
+            self._listener.adopt(sock)
+
+    async def accept_circuit(self, sock: socket.socket) -> None:
+        """Take the connection of an end that this peer is to relay, behind its first byte."""
+        await self.relay.take(sock)
+
+    async def accept_observed(self, sock: socket.socket) -> None:
+        """Take a connection whose origin is to be told, behind its first byte."""
+        await self.punch.observe(sock)
+
     def on_data(self, peer_id: bytes, stream: DataStream) -> None:
         """Pass on a stream that ``peer_id`` has opened."""
         self._daemon.on_data(peer_id, stream)
@@ -319,6 +444,7 @@ class ConnectionManager:
         """
         mine = replace(self._hello(kind), offer=offer)
         attempt = self.attempt(address)
+        attempt.is_bulk = kind == DATA
         async with attempt.limited():
             channel, peer_id = await attempt.reach(
                 self._tls.client, expect_peer, expect_fingerprint
@@ -340,7 +466,8 @@ class ConnectionManager:
         return channel, peer_id, answer
 
     def attempt(self, address: str) -> Dial:
-        return Dial(address, self._run, self._tls.tag, self.counts)
+        ways = self.relay, self.proxy, self.punch
+        return Dial(address, self._run, self._tls.tag, self.counts, *ways)
 
     def _check_not_me(self, address: str, peer_id: bytes, said_life: int, life: int) -> None:
         """Raise an error if the peer that answered is one with our own identity.
@@ -397,7 +524,8 @@ class ConnectionManager:
         if old is not None and theirs.life < old.hello.life:
             what = f"life {old.hello.life} of this identity is linked, yours is {theirs.life}"
             return Refused(IdentityInUseError.code, what)
-        if old is not None and not self._prefers_new(old, theirs.life, dialled_by=peer_id):
+        wanted = old is None or self._prefers_new(old, channel.relay, theirs.life, peer_id)
+        if not wanted and not (old and self._may_stand_by(old, channel.relay, peer_id)):
             return Refused(DUPLICATE, "there is a better control link between the two already")
         if len(self._links) >= LINKS_MAX:
             return Refused(ConnectError.code, f"{LINKS_MAX} peers are linked already")
@@ -446,10 +574,17 @@ class ConnectionManager:
             dialled_address,
         )
 
-    def _prefers_new(self, old: ControlLink, life: int, dialled_by: bytes) -> bool:
-        """Return whether a new link to ``old``'s peer takes its place; both sides decide alike."""
+    def _prefers_new(self, old: ControlLink, relay: bytes, life: int, dialled_by: bytes) -> bool:
+        """Return whether a new link to ``old``'s peer takes its place; both sides decide alike.
+
+        ``relay``: through whom the new one leads, b"" if it is direct.
+        """
         if life != old.hello.life:
             return life > old.hello.life
+        if bool(relay) != bool(old.relay):
+            return not relay
+        if relay != old.relay:
+            return False  # it stands by
         if dialled_by == old.dialled_by:
             return True  # who dials again has lost the old one
         age_s = asyncio.get_running_loop().time() - old.since_s
@@ -457,18 +592,50 @@ class ConnectionManager:
             return True  # not at once: the dialler knew the old link, and has lost it
         return dialled_by < old.dialled_by
 
+    def _may_stand_by(self, old: ControlLink, relay: bytes, dialled_by: bytes) -> bool:
+        """Return whether a link through this relay may stand by for ``old``."""
+        second = self._standby.get(old.peer_id)
+        may_fail = bool(old.relay) or old.is_punched
+        if not (relay and may_fail) or relay == old.relay:
+            return False
+        if second is None:
+            return True
+        life = old.hello.life
+        return relay == second.relay and self._prefers_new(second, relay, life, dialled_by)
+
     def _install(self, link: ControlLink) -> bool:
-        """Make ``link`` the peer's control link; return False if there is a better one."""
+        """Make ``link`` the peer's control link, or let it stand by.
+
+        Return False if there is a better one.
+        """
         peer_id, life = link.peer_id, link.hello.life
         old = self._links.get(peer_id)
-        if old is not None and not self._prefers_new(old, life, link.dialled_by):
-            return False
+        if old is not None and not self._prefers_new(old, link.relay, life, link.dialled_by):
+            if life != old.hello.life or not self._may_stand_by(old, link.relay, link.dialled_by):
+                return False
+            before = self._standby.get(peer_id)
+            if before is not None:
+                self._retire(before)
+                before.close(deliver=True)
+            self._standby[peer_id] = link
+            self.relay.watch()
+            return True
+        second = self._standby.get(peer_id)
+        is_direct = not (link.relay or link.is_punched)
+        if second is not None and (is_direct or second.hello.life != life):
+            del self._standby[peer_id]
+            self._retire(second)
+            second.close()
         self._links[peer_id] = link
+        if link.relay:
+            self.relay.watch()
+        elif old is not None and old.relay and not link.is_punched:  # see Streams.renew
+            self._streams.prefer_direct(peer_id)
         self._met.pop(link.remote_ip, None)
         self._met[link.remote_ip] = None
         if len(self._met) > MET_MAX:
             del self._met[next(iter(self._met))]
-        if old is not None:
+        if old is not None and not (link.is_punched and self._steps_back(old, link)):
             self._retire(old)
             if old.hello.life != life:
                 self._streams.forget(peer_id)
@@ -480,6 +647,17 @@ class ConnectionManager:
                 old.drain()
         if old is None or old.hello.life != life:
             self._daemon.on_up(peer_id, link.hello.address, link.hello.inc)
+        return True
+
+    def _steps_back(self, old: ControlLink, link: ControlLink) -> bool:
+        """Let a relayed link stand by for a punched one that takes its place, if there is room."""
+        if not old.relay or old.hello.life != link.hello.life:
+            return False
+        who = short(old.peer_id)
+        self.log(f"{who} is linked directly now, no longer through relay {short(old.relay)}")
+        if old.peer_id in self._standby:
+            return False
+        self._standby[old.peer_id] = old
         return True
 
     def _retire(self, link: ControlLink) -> None:
@@ -494,7 +672,8 @@ class ConnectionManager:
             self.counts.add_received(byte_counts.CONTROL, -count)
             self.counts.add_received(byte_counts.ROUNDS, count)
         try:
-            if not (self._streams.on_message(link, msg) or self._reach.on_message(link, msg)):
+            services = self._streams, self._reach, self.relay, self.punch
+            if not any(service.on_message(link, msg) for service in services):
                 self._daemon.on_message(link.peer_id, msg)
         except RemoteProtocolError:
             raise
@@ -504,10 +683,29 @@ class ConnectionManager:
             link.end(f"its {name} met a defect of this program: {type(error).__name__}")
 
     def _on_end(self, link: ControlLink, why: str) -> None:
-        if self._links.get(link.peer_id) is link:
-            del self._links[link.peer_id]
-            self._streams.forget(link.peer_id)
-            self._report_down(link.peer_id, why)
+        peer_id = link.peer_id
+        if link.relay and link.is_damaged:
+            what = f"a control link to {short(peer_id)} broke: {why}"
+            self.blame_relay(link.relay, what)
+        if self._standby.get(peer_id) is link:
+            del self._standby[peer_id]
+        if self._links.get(peer_id) is link:
+            del self._links[peer_id]
+            self._streams.forget(peer_id)
+            self._report_down(peer_id, why)
+            self._promote(peer_id)
+
+    def _promote(self, peer_id: bytes) -> None:
+        """Let the link that stands by take the place of the one that has ended.
+
+        Both are reported, because what was under way on the first is lost.
+        """
+        second = self._standby.pop(peer_id, None)
+        if second is None or self._closing:
+            return
+        self._links[peer_id] = second
+        self.log(f"relay {short(second.relay)} carries the connection to {short(peer_id)} now")
+        self._daemon.on_up(peer_id, second.hello.address, second.hello.inc)
 
     def _report_down(self, peer_id: bytes, why: str) -> None:
         if not self._closing:

@@ -13,7 +13,8 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from typing import Protocol
 
 from cryptography import x509
 
@@ -24,17 +25,27 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.daemon.process import is_last
+from atoll.peer.membership.view import short
 from atoll.peer.net.address_kind import WORDS, address_kind
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address
+from atoll.peer.net.proxy import PAGE, Proxy, ProxyError, Socks, proxied
+from atoll.peer.net.punched import PunchedSocket, parse_meeting
+from atoll.peer.net.relayed import RelayedSocket, Route, parse_route
 from atoll.peer.net.tls import TlsChannel, reason_of
 
-UNREACHED = ("DNS", "TCP")  # stages of errors: there may be nobody at all
+RELAY = "relay"  # stages of errors: no relay has brought us there
+PROXY = "proxy"  # ... the proxy itself has not answered
+BEHIND = "TCP behind the proxy"  # ... it has not made the connection
+PUNCH = "punch"  # ... both have dialled, and nothing came through
+UNREACHED = ("DNS", "TCP", RELAY, PROXY, BEHIND, PUNCH)  # ... there may be nobody at all
 SECRET = "secret"  # ... somebody is there, with another run secret
 IDENTITY = "identity"  # ... or another peer
 ADMISSION = "admission"  # ... or one that does not answer our hello
+
+NO_PROXY_FIX = f"is the proxy running there? see --proxy and ATOLL_PROXY, and {PAGE}"
 
 # All stages together. Three round trips of an intercontinental link and a lost packet fit easily.
 DIAL_TIMEOUT_S = 5.0
@@ -44,19 +55,51 @@ TAG_TIMEOUT_S = 2.0
 ADDRESSES_MAX = 4
 
 
+class Relays(Protocol):
+    """Make connections through relays."""
+
+    def open(self, route: Route, /, *, bulk: bool) -> Awaitable[RelayedSocket]:
+        """Return a connection to the route's peer. Raises ConnectError and OSError."""
+
+
+class Punches(Protocol):
+    """Make connections that both ends dial."""
+
+    def open(self, peer: bytes, /) -> Awaitable[PunchedSocket]:
+        """Return a connection to a peer. Raises ConnectError and OSError."""
+
+
 class Dial:
     """Make one attempt to reach ``address`` as a member of ``run``. Use :meth:`limited` around it.
 
-    ``tag``: that of our run secret, for errors. ``counts``: where its bytes are counted. Raises
-    ConnectError for what is no address.
+    ``tag``: that of our run secret, for errors. ``counts``: where its bytes are counted.
+    ``relays``: what makes a connection if the address is a route through a relay; ``punches``: if
+    it means to meet a peer that dials as well. ``proxy``: what makes all others, but those within
+    this machine. Raises ConnectError for what is no address.
     """
 
-    def __init__(self, address: str, run: str, tag: str, counts: ByteCounts | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        run: str,
+        tag: str,
+        counts: ByteCounts | None = None,
+        relays: Relays | None = None,
+        proxy: Proxy | None = None,
+        punches: Punches | None = None,
+    ) -> None:
         self.address = address
+        self.is_bulk = False  # a relay carries control and data at different rates
+        self._route = parse_route(address) if relays is not None else None
+        self._meets = parse_meeting(address) if punches is not None else None
+        self._relays, self._punches = relays, punches
+        self.host, self.port = "", 0
         try:
-            self.host, self.port = parse_address(address)
+            if self._route is None and self._meets is None:
+                self.host, self.port = parse_address(address)
         except ConfigError as error:  # peers advertise addresses: a bad one is not our user's fault
             raise ConnectError(f"no address to dial: {error.what}", fix=error.fix) from error
+        self.proxy = proxy if proxy is not None and proxy.leads_to(self.host) else None
         self._run = run
         self._tag = tag  # of our run secret
         self._counts = counts if counts is not None else ByteCounts()
@@ -120,6 +163,7 @@ class Dial:
 
     async def bare(self) -> socket.socket:
         """Return a connection on which nothing has been said, to open a data stream on."""
+        self.is_bulk = True
         sock, _ = await self._connect()
         self._stage = "data stream"
         return sock
@@ -145,7 +189,11 @@ class Dial:
     def _where(self) -> str:
         elapsed_s = time.monotonic() - self._started_s
         # In tenths: a failure that comes again has the same words, and is said once.
-        return f"{self.address} ({self._stage}, after {elapsed_s:.1f} s)"
+        where = self._route.describe() if self._route is not None else self.address
+        where += f" through proxy {self.proxy}" if self.proxy is not None else ""
+        if self._meets is not None:
+            where = f"{short(self._meets)} from both sides at once"
+        return f"{where} ({self._stage}, after {elapsed_s:.1f} s)"
 
     async def knock(self) -> None:
         """Connect and hang up: somebody listens there."""
@@ -153,31 +201,39 @@ class Dial:
         sock.close()
 
     async def _connect(self) -> tuple[socket.socket, float]:
-        """Return a connected socket and one round trip, in seconds; try the addresses in turn."""
-        loop = asyncio.get_running_loop()
+        """Return a connected socket and one round trip, in seconds; try the addresses in turn.
+
+        Through a relay or a proxy and after a punch the round trip is not known yet, and 0.
+        """
+        if self._route is not None and self._relays is not None:
+            self._stage = RELAY
+            return await self._relays.open(self._route, bulk=self.is_bulk), 0.0
+        if self._meets is not None and self._punches is not None:
+            self._stage = PUNCH
+            return await self._punches.open(self._meets), 0.0
+        if self.proxy is not None:
+            return await self._connect_through(self.proxy), 0.0
         found = await _resolve(self.host, self.port)
         self.addresses = tuple(str(where[0]) for _, where in found)
         self.resolve_s = time.monotonic() - self._started_s
         self._stage = "TCP"
-        last: OSError = OSError("no address")
-        for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
-            sock = socket.socket(family, socket.SOCK_STREAM)
-            sock.setblocking(False)
-            asked_s = time.monotonic()
-            try:
-                if is_last(sock):
-                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-                async with asyncio.timeout(DIAL_TIMEOUT_S / left if left > 1 else None):
-                    await loop.sock_connect(sock, where)
-                self.connect_s = time.monotonic() - asked_s
-                return sock, self.connect_s
-            except OSError as error:
-                sock.close()
-                last = error
-            except BaseException:
-                sock.close()
-                raise
-        raise last
+        sock, self.connect_s = await _connect_to(found)
+        return sock, self.connect_s
+
+    async def _connect_through(self, proxy: Proxy) -> socket.socket:
+        """Return a connection that a proxy has made, which resolves the name, too."""
+        self._stage, asked_s = PROXY, time.monotonic()
+        sock = await _connect_to_proxy(proxy)
+        try:
+            socks = Socks(sock, proxy)
+            await socks.log_in()
+            self._stage = BEHIND
+            await socks.connect(self.host, self.port)
+            self.connect_s = time.monotonic() - asked_s
+            return proxied(sock, self.host)
+        except BaseException:
+            sock.close()
+            raise
 
     async def _refused(self) -> ConnectError:
         where, theirs = self._where, await self._their_tag()
@@ -221,14 +277,21 @@ class Dial:
 
     def _explained(self, error: OSError) -> ConnectError:
         where = self._where
-        fix = {
+        fix = error.fix if isinstance(error, ProxyError) else ""
+        fix = fix or {
             "DNS": f"check the spelling of {self.host}, or use its IP address",
-            "TCP": how_to_be_dialled(
-                self.host, self.port, silent=not isinstance(error, ConnectionRefusedError)
-            ),
+            RELAY: f"is the relay up, and does it let connections in? see {PAGE}",
+            PUNCH: f"one of the two needs an open port, or a relay; see {PAGE}",
+            PROXY: NO_PROXY_FIX,
+            BEHIND: f"may the proxy connect there? if so: {self._how_to_be_dialled(error)}",
+            "TCP": self._how_to_be_dialled(error),
         }.get(self._stage, "is that an atoll port? if so, look at the log of the peer there")
         what = f"cannot reach {where}: {reason_of(error)}"
         return ConnectError(what, fix=fix, stage=self._stage)
+
+    def _how_to_be_dialled(self, error: OSError) -> str:
+        silent = not isinstance(error, ConnectionRefusedError)
+        return how_to_be_dialled(self.host, self.port, silent=silent)
 
 
 def how_to_be_dialled(host: str, port: int, *, silent: bool) -> str:
@@ -245,8 +308,8 @@ def how_to_be_dialled(host: str, port: int, *, silent: bool) -> str:
     return (
         f"{fix} If that machine is behind a router, nobody can join it before TCP port {port} is"
         " open and forwarded to it. Two machines that can only dial out need one that can be"
-        " dialled: let that one found the run, and join it from both. A relay would do, which atoll"
-        " does not have yet (docs/reachability.md)"
+        " dialled and relays for them: `atoll up --run NAME --witness --relay 20` there, and join"
+        " it from both (docs/reachability.md)"
     )
 
 
@@ -260,6 +323,55 @@ async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tup
     except UnicodeError as error:  # a label that no DNS name may have
         raise socket.gaierror(socket.EAI_NONAME, "not a host name") from error
     return [(family, where) for family, _, _, _, where in found[:ADDRESSES_MAX]]
+
+
+async def _connect_to(
+    found: list[tuple[socket.AddressFamily, tuple[object, ...]]],
+) -> tuple[socket.socket, float]:
+    """Return a socket that is connected to one of these, tried in turn, and how long that took."""
+    loop = asyncio.get_running_loop()
+    last: OSError = OSError("no address")
+    for left, (family, where) in zip(range(len(found), 0, -1), found, strict=True):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        asked_s = time.monotonic()
+        try:
+            if is_last(sock):
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            async with asyncio.timeout(DIAL_TIMEOUT_S / left if left > 1 else None):
+                await loop.sock_connect(sock, where)
+            return sock, time.monotonic() - asked_s
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+    raise last
+
+
+async def _connect_to_proxy(proxy: Proxy) -> socket.socket:
+    """Return a connection to a proxy. Raises ProxyError: what it meets is no refusal of a peer."""
+    try:
+        sock, _ = await _connect_to(await _resolve(proxy.host, proxy.port))
+    except OSError as error:
+        raise ProxyError(f"the proxy cannot be reached: {reason_of(error)}") from error
+    return sock
+
+
+async def greet_proxy(proxy: Proxy) -> None:
+    """Find out whether a proxy lets this machine in. Raises ConnectError."""
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            sock = await _connect_to_proxy(proxy)
+            try:
+                await Socks(sock, proxy).log_in()
+            finally:
+                sock.close()
+    except OSError as error:
+        fix = (error.fix if isinstance(error, ProxyError) else "") or NO_PROXY_FIX
+        what = f"proxy {proxy} does not let this machine in: {reason_of(error)}"
+        raise ConnectError(what, fix=fix, stage=PROXY) from error
 
 
 def is_refusal(error: ssl.SSLError) -> bool:

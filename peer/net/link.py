@@ -19,10 +19,13 @@ from pathlib import PurePath
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
+from atoll.peer.net.punched import is_punched
+from atoll.peer.net.relayed import is_indirect, is_proxied, relay_of
 from atoll.peer.net.tls import (
     GOODBYE_TIMEOUT_S,
     READ_BYTES,
     TlsSocket,
+    is_broken,
     is_local,
     local_ip,
     reason_of,
@@ -54,7 +57,8 @@ class ControlLink:
     Calls ``on_payload(link, payload)`` for each frame and ``on_end(link, why)`` once. ``on_end`` is
     for ends that this side did not ask for; after :meth:`close` it is not called. ``counts``: where
     its bytes are counted. ``dialled_address``: at which this side has reached the peer, "" if the
-    peer has dialled.
+    peer has dialled. ``relay``: through whom it leads, b"" if it is direct. ``is_punched``: direct,
+    but neither end can dial the other (punched.py).
     """
 
     def __init__(
@@ -75,12 +79,18 @@ class ControlLink:
         self._counts = counts if counts is not None else ByteCounts()
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
+        self.relay, self.is_punched = relay_of(self._sock), is_punched(self._sock)
+        self.is_proxied = is_proxied(self._sock)  # through this machine's proxy
+        self._is_indirect = is_indirect(self._sock)
         self.local_ip = local_ip(self._sock)
         # The other side is on this machine.
-        self.is_local = is_local(self._sock) or ip_address(self.remote_ip).is_loopback
+        is_here = is_local(self._sock) or ip_address(self.remote_ip).is_loopback
+        self.is_local = is_here and not self._is_indirect
         self._on_payload, self._on_end = on_payload, on_end
         self._loop = asyncio.get_running_loop()
         self.since_s = self._loop.time()
+        self.is_damaged = False  # bytes came that the other side had not sent
+        self.heard_s = self.since_s  # when something has last arrived on it
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._state = _State.OPEN
@@ -107,8 +117,16 @@ class ControlLink:
         return True
 
     def tcp_info(self) -> bytes:
-        """Return the kernel's struct tcp_info of this connection; b"" if none, or if closed."""
-        return tcp_info(self._sock)
+        """Return the kernel's struct tcp_info of this connection; b"" if none, or if closed.
+
+        None of one through a relay or a proxy: what that acknowledges says nothing about the peer.
+        """
+        return b"" if self._is_indirect else tcp_info(self._sock)
+
+    @property
+    def proved_ip(self) -> str:
+        """Return the peer's address if the kernel vouches for it; "" through a relay or a proxy."""
+        return "" if self._is_indirect else self.remote_ip
 
     def close(self, *, deliver: bool = False) -> None:
         """Send what is queued, say goodbye, and end within GOODBYE_TIMEOUT_S, unless ended.
@@ -175,6 +193,7 @@ class ControlLink:
             self.end(reason_of(error))
             return
         if data:
+            self.heard_s = self._loop.time()
             self._counts.add_received(CONTROL, len(data))
             self._incoming.write(data)
         else:
@@ -195,6 +214,7 @@ class ControlLink:
         except ssl.SSLWantReadError:
             self._flush()  # TLS may have had to answer the other side
         except ssl.SSLError as error:  # after our own goodbye, the other's comes as an SSLError too
+            self.is_damaged = is_broken(error)
             self.end(reason_of(error))
         except RemoteProtocolError as error:
             self.end(f"broke the protocol: {error.what}")

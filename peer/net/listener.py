@@ -1,6 +1,8 @@
 """Accept connections on the one port, let few strangers in at a time, and hear what they want.
 
-The first byte of a connection says whether TLS follows or a data stream with a cipher of its own.
+The first byte of a connection says whether TLS follows, a data stream with a cipher of its own, or
+one end of a circuit that this peer is to relay, or whether somebody wants to know where it comes
+from.
 """
 
 from __future__ import annotations
@@ -28,7 +30,12 @@ from atoll.peer.net.connection_limits import ConnectionLimiter, PendingConnectio
 from atoll.peer.net.dial import is_refusal
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
-from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, reason_of
+from atoll.peer.net.proxy import came_by_proxy
+from atoll.peer.net.punched import PunchedSocket
+from atoll.peer.net.relayed import RelayedSocket, remote_ip_of
+from atoll.peer.net.tls import TLS_FIRST_BYTE, TlsChannel, is_local, reason_of
+from atoll.peer.punch.messages import OBSERVE_FIRST_BYTE
+from atoll.peer.relay.messages import CIRCUIT_FIRST_BYTE
 from atoll.peer.streams.keys import STREAM_FIRST_BYTE
 
 # Time for the first byte: a peer sends it once it is connected, and TCP repeats it in a second.
@@ -80,6 +87,12 @@ class Greeter(Protocol):
     async def accept_stream(self, sock: socket.socket, /) -> None:
         """Take the socket of a data stream, behind its first byte, or raise."""
 
+    async def accept_circuit(self, sock: socket.socket, /) -> None:
+        """Take the socket of an end of a circuit, behind its first byte, or raise."""
+
+    async def accept_observed(self, sock: socket.socket, /) -> None:
+        """Take a socket whose origin is to be told, behind its first byte, or raise."""
+
     def is_member_ip(self, ip: str, /) -> bool:
         """Return whether members have come from this address."""
 
@@ -89,11 +102,15 @@ class Greeter(Protocol):
 class Listener:
     """Bring connections as far as a proved peer id and a hello, then ask the ``greeter``.
 
-    What fails before that is logged, never raised.
+    What fails before that is logged, never raised. ``behind_proxy``: this machine dials through a
+    proxy, which may bring those who dial it, too, from an address of this machine.
     """
 
-    def __init__(self, context: ssl.SSLContext, greeter: Greeter) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, greeter: Greeter, *, behind_proxy: bool = False
+    ) -> None:
         self._context, self._greeter = context, greeter
+        self._behind_proxy = behind_proxy
         self._limiter = ConnectionLimiter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._socket: socket.socket | None = None
@@ -122,6 +139,18 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def adopt(self, sock: RelayedSocket | PunchedSocket) -> None:
+        """Take a connection that came about in another way as if its other end had dialled.
+
+        Through a relay it counts for the address that this states, and never as that of a member.
+        """
+        try:
+            ip = remote_ip_of(sock)
+        except OSError:  # it was reset meanwhile
+            sock.close()
+            return
+        self._take(sock, ip, 0)
+
     def _on_acceptable(self) -> None:
         assert self._socket is not None
         for _ in range(ACCEPTED_AT_ONCE):
@@ -135,6 +164,8 @@ class Listener:
                 self._note(f"cannot accept connections: {reason_of(error)}")
                 self._pause()
                 return
+            if self._behind_proxy and is_local(sock):
+                sock = came_by_proxy(sock)
             self._take(sock, str(name[0]), int(name[1]))
 
     def _take(self, sock: socket.socket, ip: str, port: int) -> None:
@@ -143,7 +174,8 @@ class Listener:
         if is_scarce(sock):
             found: PendingConnection | str = "too many file descriptors are in use"
         else:
-            of_member = self._greeter.is_member_ip(origin.ip)
+            is_direct = not isinstance(sock, RelayedSocket)
+            of_member = is_direct and self._greeter.is_member_ip(origin.ip)
             found = self._limiter.enter(origin, loop.time(), of_member=of_member)
         if isinstance(found, str):
             _reset(sock)
@@ -218,6 +250,12 @@ class Listener:
             await self._hear_hello(caller, channel)
         elif head[0] == STREAM_FIRST_BYTE:
             await self._greeter.accept_stream(sock)
+            caller.held, caller.welcome = None, True
+        elif head[0] == CIRCUIT_FIRST_BYTE and not isinstance(sock, RelayedSocket):
+            await self._greeter.accept_circuit(sock)
+            caller.held, caller.welcome = None, True
+        elif head[0] == OBSERVE_FIRST_BYTE:
+            await self._greeter.accept_observed(sock)
             caller.held, caller.welcome = None, True
         else:
             raise RemoteProtocolError(f"nothing of ours: the first byte is 0x{head[0]:02x}")

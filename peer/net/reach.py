@@ -198,7 +198,7 @@ class ReachService:
         assert isinstance(asked, AskReach)
         observed, wait_s = channel.remote_ip, 0.0
         answers: tuple[ReachAnswer, ...] = ()
-        if asked.port:
+        if asked.port and not channel.is_proxied:  # a proxy hides where the asker comes from
             now_s = asyncio.get_running_loop().time()
             wait_s = self._limits.take((asker, theirs.life), observed, now_s)
             if not wait_s:
@@ -209,7 +209,7 @@ class ReachService:
     async def _answers(self, dial: DialBack, dialled: Collection[bytes]) -> tuple[ReachAnswer, ...]:
         """Dial, and let others dial, all at once; return what came back, ours first."""
         links = [self._links.link_of(peer) for peer in self._links.link_peers()]
-        linked = [Candidate(x.peer_id, x.remote_ip) for x in links if x is not None]
+        linked = [Candidate(x.peer_id, x.remote_ip) for x in links if x is not None and not x.relay]
         linked = [one for one in linked if one.peer != dial.asker]
         random.shuffle(linked)  # so that not the same ones are asked all the time
         ips = dict(linked)
@@ -285,17 +285,23 @@ class ReachService:
         try:
             async with asyncio.timeout(DIAL_BACK_S):
                 await self._links.prove(attempt, dial.asker)
-        except TimeoutError:
-            return SILENT
-        except (ssl.SSLError, AtollError):
-            return OTHER
-        except ConnectionRefusedError:
-            return REFUSED
-        except OSError as error:
-            if error.errno in _OWN_TROUBLE:
-                return UNABLE
-            return OTHER if attempt.is_connected else SILENT
+        except (OSError, AtollError) as error:
+            # What fails behind a proxy proves nothing: it may be the proxy's doing.
+            return UNABLE if attempt.proxy is not None else _outcome_of(error, attempt)
         return OK
+
+
+def _outcome_of(error: OSError | AtollError, attempt: Dial) -> str:
+    """Return what a failed dial says of the address."""
+    if isinstance(error, TimeoutError):
+        return SILENT
+    if isinstance(error, (ssl.SSLError, AtollError)):
+        return OTHER
+    if isinstance(error, ConnectionRefusedError):
+        return REFUSED
+    if error.errno in _OWN_TROUBLE:
+        return UNABLE
+    return OTHER if attempt.is_connected else SILENT
 
 
 # ------------------------------------------------------------ as the asker

@@ -30,6 +30,7 @@ IP_CHARACTERS_MAX = 64
 PROGRAM_CHARACTERS_MAX = 64
 ADDRESS_CHARACTERS_MAX = 300  # the longest DNS name, brackets, a port
 PORT_MAX = (1 << 16) - 1
+RELAY_BYTES_PER_S_MAX = 125_000_000_000  # a terabit per second
 
 
 @message(wire="AskReach")
@@ -120,15 +121,19 @@ class ReachTold:
     """Tell a linked peer whether the sender is outbound: one that nobody can dial.
 
     ``address``: where others have dialled it, if that is not what it advertises: its router's
-    address, where the port is forwarded. ``others``, ``addresses``: what peers have told the sender
-    of themselves. Only the coordinator hands that on: it has a link to everybody, and n peers send
-    n messages then, not n squared.
+    address, where the port is forwarded. ``relay``: what it carries of others' data, in bytes per
+    second; 0: control links alone. ``mapped``: a router was asked to forward ``address`` for a
+    while, and may forget it; that it refuses says nothing about the peer then. ``others``,
+    ``addresses``: what peers have told the sender of themselves. Only the coordinator hands that
+    on: it has a link to everybody, and n peers send n messages then, not n squared.
     """
 
     outbound: bool
     others: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)] = ()
     address: Annotated[str, Within(0, ADDRESS_CHARACTERS_MAX)] = ""
     addresses: Annotated[tuple[ReachAt, ...], Within(0, MEMBERS_MAX)] = ()
+    relay: Annotated[int, Within(0, RELAY_BYTES_PER_S_MAX)] = 0
+    mapped: bool = False
 
 
 def _check(outcome: str, took_s: float) -> None:

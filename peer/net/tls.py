@@ -23,6 +23,7 @@ from atoll.peer.links.tcp_info import TCP_INFO_BYTES
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
+from atoll.peer.net.relayed import is_indirect, is_proxied, relay_of, remote_ip_of
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
@@ -84,7 +85,7 @@ class TlsChannel:
             sock.setblocking(False)
             # Here, where whoever made the socket expects errors: a connection that is reset later
             # does not know its other end any more.
-            self.remote_ip = plain_ip(str(sock.getpeername()[0]))
+            self.remote_ip = remote_ip_of(sock)
             tune(sock)
             self.tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         except BaseException:
@@ -177,6 +178,16 @@ class TlsChannel:
                         break
         self.close()
 
+    @property
+    def relay(self) -> bytes:
+        """Return through whom the connection leads; b"" if it is direct, or not ours any more."""
+        return relay_of(self._sock) if self._sock is not None else b""
+
+    @property
+    def is_proxied(self) -> bool:
+        """Return whether the connection leads through a proxy, and is still ours."""
+        return self._sock is not None and is_proxied(self._sock)
+
     def close(self) -> None:
         """Close at once. Harmless when closed or taken."""
         if self._sock is not None:
@@ -253,12 +264,19 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def is_broken(error: BaseException) -> bool:
+    """Return whether an error of TLS says that bytes were not what the other side had sent."""
+    ends = ssl.SSLEOFError | ssl.SSLZeroReturnError
+    return isinstance(error, ssl.SSLError) and not isinstance(error, ends)
+
+
 def _kernel_rtt_s(sock: socket.socket) -> float:
     """Return the smoothed round trip of the socket's packets in seconds.
 
-    It is without what either side thinks about meanwhile; 0 where the kernel does not tell.
+    It is without what either side thinks about meanwhile; 0 where the kernel does not tell, as of
+    the way behind a relay or a proxy.
     """
-    if not hasattr(socket, "TCP_INFO"):
+    if not hasattr(socket, "TCP_INFO") or is_indirect(sock):
         return 0.0
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RTT_US.size)
     return float(RTT_US.unpack(info)[0]) / 1e6 if len(info) == RTT_US.size else 0.0
@@ -266,6 +284,8 @@ def _kernel_rtt_s(sock: socket.socket) -> float:
 
 def is_local(sock: socket.socket) -> bool:
     """Return whether both ends of this connection have one address: they are on this machine."""
+    if is_indirect(sock):
+        return False
     try:
         return bool(sock.getsockname()[0] == sock.getpeername()[0])
     except OSError:  # it was reset meanwhile

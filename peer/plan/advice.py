@@ -57,7 +57,10 @@ class JudgedVariant:
 
 @dataclass(frozen=True, slots=True)
 class Improvement:
-    """Say what one change gains: in speed, and in how far that leads, as fractions."""
+    """Say what one change gains: in speed, and in how far that leads, as fractions.
+
+    A faster candidate that leads no further is none: the table of candidates has it.
+    """
 
     text: str
     speed: float
@@ -91,7 +94,8 @@ def advise(
     judged = tuple(judge(run, losses, variant) for variant in dict.fromkeys(variants))
     best = _best(judged)
     alone = max(run.samples_per_step(host) / host.step_s for host in run.hosts)
-    found = [change for change in _changes(run, losses, best, judged) if change.speed >= GAIN_MIN]
+    changes = _changes(run, losses, best, judged)
+    found = [change for change in changes if min(change.speed, change.lead) >= GAIN_MIN]
     found.sort(key=lambda change: -change.lead)
     return PlanAdvice(best, judged, tuple(found[:IMPROVEMENTS_MAX]), alone)
 

@@ -164,7 +164,7 @@ METHOD_FACTS: Final = {
         "each peer receives parts of all others, and has to reach them: for some dozens",
     ),
     "gradient_average": MethodFacts(
-        'atoll.GradientAverage(model, optimizer, atoll.attach(), codec="{codec}")',
+        'atoll.GradientAverage(model, optimizer, atoll.connect(), codec="{codec}")',
         {"float32": "data-parallel", "int8": "data-parallel-int8"},
         "all wait for the slowest at every step, and a trainer is one process",
         every_step=True,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from atoll.collectives.units import count, duration, listed, size
-from atoll.peer.plan.advice import SAME, Improvement, JudgedVariant, PlanAdvice
+from atoll.peer.plan.advice import JudgedVariant, PlanAdvice
 from atoll.peer.plan.losses import LossTable
 from atoll.peer.plan.model import DELAY_STEPS_MAX, RunSketch
 
@@ -34,6 +34,7 @@ def text_of(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> str:
         "",
         f"    outer = {advice.best.variant.code}",
         "",
+        *(f"but {text}\n" for text in warnings(run, advice)),
         *_round_lines(run, advice),
         "",
         *_table([_heads(run), *(_row(run, each, advice.best) for each in advice.judged)]),
@@ -57,7 +58,11 @@ def _round_lines(run: RunSketch, advice: PlanAdvice) -> list[str]:
     said = [
         ("round", f"{duration(best.round_s)}: {', '.join(parts)}"),
         ("exchange", f"{shape}, limited by {best.busiest}"),
-        ("training", f"{best.training:.0%} of the time; {_speed(run, best.samples_per_s)}"),
+        (
+            "training",
+            f"{best.training:.0%} of the time, mean of all hosts;"
+            f" {_speed(run, best.samples_per_s)}",
+        ),
         (
             "sent",
             f"{size(float(best.sent_bytes.max()))} per round by who sends most,"
@@ -75,27 +80,33 @@ def _round_lines(run: RunSketch, advice: PlanAdvice) -> list[str]:
 
 
 def _speed(run: RunSketch, per_s: float) -> str:
-    return f"{per_s:,.0f} tokens/s" if run.in_tokens else f"{per_s:.3g} local steps/s"
+    return f"{_value(run, per_s)} {'tokens/s' if run.in_tokens else 'local steps/s'}"
+
+
+def _value(run: RunSketch, per_s: float) -> str:
+    return f"{per_s:,.0f}" if run.in_tokens else f"{per_s:.3g}"
+
+
+def _unit(run: RunSketch) -> str:
+    return "tokens/s" if run.in_tokens else "steps/s"
 
 
 def _heads(run: RunSketch) -> tuple[str, ...]:
-    unit = "tokens/s" if run.in_tokens else "steps/s"
-    return tuple(head or unit for head in HEADS)
+    return tuple(head or _unit(run) for head in HEADS)
 
 
 def _row(run: RunSketch, each: JudgedVariant, best: JudgedVariant) -> tuple[str, ...]:
     found, variant = each.forecast, each.variant
-    digits = ",.0f" if run.in_tokens else ".3g"
     return (
         f"{'> ' if each is best else '  '}{variant.method}",
         str(variant.sync_every),
         variant.codec,
         duration(found.round_s),
         f"{found.training:.0%}",
-        f"{found.samples_per_s:{digits}}",
+        _value(run, found.samples_per_s),
         size(float(found.day_bytes().max())),
         f"{each.loss.above:+.1%}",
-        f"{each.lead_per_s:{digits}}",
+        _value(run, each.lead_per_s),
     )
 
 
@@ -112,20 +123,28 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _help_lines(advice: PlanAdvice) -> list[str]:
     if not advice.improvements:
-        return ["what would help most: faster machines; links and settings gain less than 1 %"]
+        return [
+            "what would help most: faster machines; no link or setting leads as much as 1 % further"
+        ]
     lines = ["what would help most"]
-    return lines + [f"  {change.speed:+6.0%}  {_change(change)}" for change in advice.improvements]
+    return lines + [f"  {change.speed:+6.0%}  {change.text}" for change in advice.improvements]
 
 
-def _change(change: Improvement) -> str:
-    if change.lead < SAME / 2 <= change.speed:
-        return f"{change.text}: faster, but by the measured losses it leads no further"
-    return change.text
+def warnings(run: RunSketch, advice: PlanAdvice) -> list[str]:
+    """Say what speaks against the whole plan; nothing if it is worth it."""
+    if advice.is_worth_it:
+        return []
+    alone = _speed(run, advice.alone_per_s)
+    together = _value(run, advice.best.lead_per_s)
+    return [
+        f"by these losses, of short runs, the fastest machine by itself gets further: {alone}"
+        f" alone; all together are as good as {together}"
+    ]
 
 
 def caveats(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> list[str]:
     """Say what the figures rest on, and where they end."""
-    best = advice.best
+    best, unit = advice.best, _unit(run)
     row, variant = best.loss, best.variant
     error = "one seed" if row.error is None else f"{row.error:.1%} over {count(row.seeds, 'seed')}"
     said = [
@@ -134,8 +153,8 @@ def caveats(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> list[str]:
         + f" ({row.above:+.1%}, {error}; {row.limits or 'no limits noted'})",
         f"these losses are of a model of {losses.size} parameters, {losses.workers} workers and"
         f" {row.steps:,} steps: longer runs lose less, and more workers more; docs/choosing.md",
-        "as good as: how many of data-parallel training's would lead as far, taking it that loss"
-        f" falls as the {losses.exponent:.2f}th power of the samples, as from one worker to"
+        f"as good as: how many {unit} of data-parallel training would lead as far, taking it that"
+        f" loss falls as the {losses.exponent:.2f}th power of the samples, as from one worker to"
         f" {losses.workers}",
     ]
     said.append(f"{variant.facts.line.partition('(')[0]}: {variant.facts.needs}")
@@ -149,12 +168,6 @@ def caveats(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> list[str]:
         said.append(
             f"its loss was measured with results merged one step late, and here it is about"
             f" {best.forecast.delay_steps} (at most {DELAY_STEPS_MAX}): it will be higher"
-        )
-    if not advice.is_worth_it:
-        said.insert(
-            0,
-            "by these losses, of short runs, the fastest machine by itself gets further:"
-            f" {_speed(run, advice.alone_per_s)}, without any of this",
         )
     said.append("Muon as the inner optimizer is worth more than any of these: docs/choosing.md")
     said.append(f"{listed(NOT_COMPARED)} are not compared: docs/choosing.md says when they fit")
@@ -175,7 +188,7 @@ def document(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> dict[str,
             {"text": change.text, "speed": change.speed, "lead": change.lead}
             for change in advice.improvements
         ],
-        "caveats": caveats(run, advice, losses),
+        "caveats": [*warnings(run, advice), *caveats(run, advice, losses)],
     }
 
 

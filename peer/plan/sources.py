@@ -99,12 +99,13 @@ def _toml(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 def _check(row: dict[str, Any]) -> None:
     """Turn the figures of a host into numbers. Raises ConfigError, which names the host."""
     name = row.get("name", "a host without a name")
+    for field in sorted(row.keys() - {"name", *NUMBERS}):  # first: what is missing may be misspelt
+        what = f"{name}: {field!r} is none of {', '.join(NUMBERS)}"
+        raise ConfigError(what, fix=f"each host has {EXAMPLE}")
     for field in NEEDED:
         if field not in row:
             raise ConfigError(f"{name}: {field} is missing", fix=f"each host has {EXAMPLE}")
     for field in row.keys() - {"name"}:
-        if field not in NUMBERS:
-            raise ConfigError(f"{name}: {field!r} is none of {', '.join(NUMBERS)}")
         row[field] = _number(row[field], f"{name}: {field}")
     if row["up_mbit"] <= 0 or row["down_mbit"] <= 0:
         raise ConfigError(f"{name}: a link has more than 0 Mbit/s")

@@ -38,6 +38,9 @@ def shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Decoder, Chun
         return get_codec("float32"), manifest.grid
     if begin.operation is not None:
         return get_codec(begin.operation.codec), grid_for(begin.operation.elements)
+    owners = begin.owners
+    if state is None and owners is not None and owners.elements:
+        return get_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)
     if state is None:
         raise RemoteProtocolError(f"round {begin.round} is begun, but there is no state yet")
     return state.spec.result_codec(begin.weights), state.fragment_grid(begin.fragment)
@@ -66,7 +69,9 @@ def plan_of(
     the rule needs more peers.
     """
     layout = begin.layout
-    if layout is not None and layout.is_pairwise:
+    if begin.owners is not None:
+        plan = _owned_by_witnesses(begin, grid, kept)
+    elif layout is not None and layout.is_pairwise:
         plan = pairwise_plan(begin.participants, begin.weights, grid, kept)
     else:
         shares = layout.shares if layout is not None else (1,) * len(begin.participants)
@@ -77,6 +82,14 @@ def plan_of(
     if rule is not None:
         return replace(plan, rule=rule, key=rule_key(begin.lineage, begin.round))
     return plan
+
+
+def _owned_by_witnesses(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:
+    weights = dict(zip(begin.participants, begin.weights, strict=True))
+    everyone = begin.exchange
+    shares = [int(peer in begin.helpers) for peer in everyone]
+    weighed = [weights.get(peer, 0.0) for peer in everyone]
+    return shared_plan(everyone, weighed, grid, kept, shares)
 
 
 def rule_of(begin: Begin, state: ReplicatedState | None) -> RobustRule | None:

@@ -190,7 +190,7 @@ class AttemptRun:
     def missing(self) -> tuple[bytes, ...]:
         """Return the participants whose parts of the reduction have not all come."""
         late = sorted(self.reduction.missing()) if self.reduction is not None else ()
-        return tuple(self.begin.participants[index] for index in late)
+        return tuple(self.begin.exchange[index] for index in late)
 
     def root_of(self, digests: list[bytes]) -> bytes:
         begin = self.begin
@@ -298,6 +298,8 @@ class AttemptRun:
         inputs, state = replica.inputs, replica.state
         if begin.kind == INIT and self._peer.me not in begin.counted:
             return Contribution(_nothing)  # it hands on what another one has
+        if self._peer.me in begin.helpers:
+            return Contribution(_nothing)  # it adds up what others have
         if inputs is None:
             return None
         if begin.kind == STEP:  # computed from the submission of the trainer
@@ -344,19 +346,19 @@ class AttemptRun:
         copying = self.copying = KeptCopy(self._kept_plan(reduction), self.result.layout, self)
         peer.router.expect_attempt(begin, reduction, copying)
         wanted = sorted(reduction.destinations)
-        stripes = {index: peer.streams.stripes(begin.participants[index]) for index in wanted}
+        stripes = {index: peer.streams.stripes(begin.exchange[index]) for index in wanted}
         reduction.start({}, stripes)
         peer.note_busy()
         peer.streams.begin_round(begin.round)
         for index, count in stripes.items():
             for stripe in range(count):
                 peer.spawn(self._attach_outlet(reduction, index, stripe))
-        if reduction.lacking:
+        if reduction.lacking and peer.me not in begin.helpers:
             copying.start()
             self._watching = asyncio.get_running_loop().create_task(_watch(copying))
 
     async def _attach_outlet(self, reduction: Reduction, index: int, stripe: int) -> None:
-        other = self.begin.participants[index]
+        other = self.begin.exchange[index]
         try:
             stream = await self._peer.streams.to(other, stripe)
         except AtollError as error:
@@ -368,9 +370,9 @@ class AttemptRun:
 
     def stream_broken(self, other: bytes, why: str) -> None:
         """Fail if the reduction still lacks something of this peer, whose last stream has ended."""
-        if self.reduction is None or other not in self.begin.participants:
+        if self.reduction is None or other not in self.begin.exchange:
             return
-        if self.begin.participants.index(other) in self.reduction.missing():
+        if self.begin.exchange.index(other) in self.reduction.missing():
             self.failed((other,), why)
 
     # ------------------------------------------------------------ an audited attempt (AuditedRun)
@@ -409,7 +411,7 @@ class AttemptRun:
             for item in self.kept
             if item.chunk in reduction.lacking
         }
-        return KeptPlan(lacking, self.begin.participants.index(me))
+        return KeptPlan(lacking, self.begin.exchange.index(me))
 
     def put_kept(self, chunk: int, data: U8) -> bool:
         reduction = self.reduction

@@ -33,7 +33,7 @@ from atoll.peer.membership.view import MEMBERS_MAX, View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
 from atoll.peer.rounds.durability import Durability
-from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, EntryHead
+from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.recovery import HeldResult, HomeContents, HomeReader
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
@@ -238,12 +238,14 @@ class RoundExecutor:
 
     def _want(self, begin: Begin) -> None:
         """Note that an order about this attempt is on its way; orders about older ones are void."""
+        if self.me in begin.helpers:  # it applies no rounds: those before these are over
+            self.router.settle(begin.round - ROUNDS_IN_FLIGHT_MAX)
         self._wanted[begin.round] = begin
         self.router.promise_attempt(begin)
 
     def _list_final(self, effect: ev.ListFinal) -> None:
-        self.abort(effect.round, effect.attempt)
         run = self.attempts.at(effect.round, effect.attempt)
+        self.abort(effect.round, effect.attempt)
         digests, missing = (run.finals, run.missing()) if run is not None else (b"", ())
         finals = ev.FinalChunks(effect.round, effect.attempt, digests, missing)
         self._loop.call_soon(self._feed, finals)  # the machine is not to be entered twice
@@ -309,7 +311,8 @@ class RoundExecutor:
 
     def _write_early(self, run: AttemptRun) -> None:
         """Have the result written while it comes; of an operation none is kept."""
-        if self.durability is not None and run.begin.operation is None:
+        is_kept = run.begin.operation is None and self.me not in run.begin.helpers
+        if self.durability is not None and is_kept:
             self.spawn(self.durability.write_early(run))
 
     def ended(self, run: AttemptRun) -> None:
@@ -337,7 +340,7 @@ class RoundExecutor:
         """Wake the senders that are stuck on peers that a retry goes on without."""
         before = self.attempts.get(begin.round)
         if before is not None:
-            for peer in set(before.begin.participants) - set(begin.participants):
+            for peer in set(before.begin.exchange) - set(begin.exchange):
                 self.streams.close_to(peer)
 
     def abort(self, round_number: int, attempt: int) -> None:
@@ -349,6 +352,8 @@ class RoundExecutor:
         run = self.attempts.at(round_number, attempt)
         if run is not None:
             self._end(run)
+            if self.me in run.begin.helpers:  # nobody here needs what has come of it
+                self.attempts.drop(lambda number: number == round_number)
 
     def _end(self, run: AttemptRun) -> None:
         self.router.end_attempt(run.begin.round, run.begin.attempt)

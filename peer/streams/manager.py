@@ -185,13 +185,9 @@ class Streams:
 
     @property
     def moved_bytes(self) -> int:
-        """Return the bytes moved both ways, without pieces for learners; it only ever grows.
-
-        A stall detector looks whether it does.
-        """
+        """Return the bytes that have come; it only ever grows, and a stall detector looks at it."""
         with self._count_lock:
-            streams = [*self._outgoing.values(), *self._incoming]
-            return self._moved_before + sum(stream.moved_bytes for stream in streams)
+            return self._moved_before + sum(stream.moved_bytes for stream in self._incoming)
 
     def ciphers(self) -> dict[str, int]:
         """Return how many streams go with which cipher, both ways."""
@@ -203,6 +199,10 @@ class Streams:
         """Return all streams on which this side sends, with their peers."""
         with self._count_lock:
             return [(stripe.peer, stream) for stripe, stream in self._outgoing.items()]
+
+    def outgoing_stripes(self) -> list[tuple[StripeId, DataStream]]:
+        with self._count_lock:
+            return list(self._outgoing.items())
 
     def incoming(self) -> list[tuple[bytes, DataStream]]:
         with self._count_lock:
@@ -275,13 +275,19 @@ class Streams:
         if stream is None or stream.closed:
             self._open(StripeId(peer, 0)).add_done_callback(_retrieve)
 
+    def renew(self, peer: bytes) -> None:
+        """Replace streams through a relay, now that there is a direct way; they work meanwhile."""
+        for stripe, stream in self.outgoing_stripes():
+            if stripe.peer == peer and stripe.number >= 0 and stream.relay and not stream.closed:
+                self._open(stripe).add_done_callback(_retrieve)
+
     async def to(self, peer: bytes, stripe: int = 0) -> DataStream:
         """Return a stream to this peer, the same one for a stripe again.
 
         ConnectError after OPEN_TRIES.
         """
         stream = self._outgoing.get(StripeId(peer, stripe))
-        if stream is not None and not stream.closed and not stream.worn:
+        if stream is not None and stream.is_fit:
             return stream
         return await asyncio.shield(self._open(StripeId(peer, stripe)))
 
@@ -304,11 +310,15 @@ class Streams:
                     raise ConnectError(what, stage=error.stage) from error
                 await asyncio.sleep(0.05 * 4**attempt)
                 continue
+            current = self._outgoing.get(stripe)
+            if stream.relay and current is not None and current.is_fit:
+                stream.close()  # no better than what there is: see renew
+                return current
             self._retire(stripe)
             with self._count_lock:
                 self._outgoing[stripe] = stream
             self._keep_pace(peer)
-            if not stream.is_reversed:
+            if not (stream.is_reversed or stream.is_indirect or stream.is_punched):
                 self.reached.add(peer)
             return stream
         raise AssertionError("unreachable: the last try returns or raises")
@@ -344,7 +354,6 @@ class Streams:
             if stream is not None:
                 self._sent_before += stream.sent_bytes
                 self._sent_for_rounds_before += stream.sent_for_rounds_bytes
-                self._moved_before += stream.moved_bytes
         if stream is not None:
             stream.close()
 

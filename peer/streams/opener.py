@@ -36,6 +36,8 @@ from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.link import ControlLink
+from atoll.peer.net.punched import meeting
+from atoll.peer.net.relayed import proved_ip_of, shown
 from atoll.peer.net.tls import TlsSocket
 from atoll.peer.streams.congestion import Congestion
 from atoll.peer.streams.keys import (
@@ -77,6 +79,9 @@ DETOUR_S, DETOUR_S_MAX = 60.0, 3600.0
 # The less likely way to a peer is tried too when the first has brought nothing for so long (that of
 # RFC 8305), and for so many round trips: TCP, the question on the control link, the opening.
 OTHER_WAY_S, OTHER_WAY_TRIPS = 0.25, 4
+# A relay is tried too when a punch has brought nothing for so long: it takes an observer's answer,
+# a question, another observer's answer, and the meeting.
+PUNCH_S, PUNCH_TRIPS = 0.5, 8
 # Streams offered to us that we dial for at a time, for each peer: all that a round uses, at once.
 OFFERS_PER_PEER_MAX = STREAMS_MAX
 NEITHER_DIALS_FIX = (
@@ -85,10 +90,16 @@ NEITHER_DIALS_FIX = (
 )
 
 
+# Relays that are tried for one stream: the second where the first does not answer.
+ROUTES_TRIED_MAX = 2
+NO_RELAY_FIX = "start a peer that can be dialled with --relay MBIT; see docs/reachability.md"
+
+
 class DialWay(enum.Enum):
     """Say who dials for a stream on which this side sends."""
 
     DIRECT = "direct"  # this side, as usual
+    PUNCH = "punch"  # both, at the same moment
     REVERSE = "reverse"  # the reader, to whom the stream is offered
 
 
@@ -129,6 +140,13 @@ class _Detour(NamedTuple):
     pause_s: float
 
 
+class Punching(Protocol):
+    """Know with whom connections come about that both ends dial."""
+
+    def may_try(self, peer: bytes, /) -> bool:
+        """Return whether that is worth trying now."""
+
+
 class ControlLinks(Protocol):
     """Serve whoever opens data streams with the control links of a daemon."""
 
@@ -139,7 +157,19 @@ class ControlLinks(Protocol):
     def outbound(self) -> Container[bytes]:
         """Return the peers that are known to be unable to accept connections from outside."""
 
+    @property
+    def punch(self) -> Punching: ...
+
     def link_of(self, peer_id: bytes, /) -> ControlLink | None: ...
+
+    def bulk_routes(self, peer_id: bytes, /) -> Sequence[str]:
+        """Return the ways for data through relays to a peer, as addresses, the best first."""
+
+    def on_fault(self, peer_id: bytes, relay: bytes, what: str, is_damage: bool, /) -> None:
+        """Hear that a data stream of ``peer_id`` through ``relay`` broke; in whichever thread.
+
+        ``is_damage``: it is certain that the relay, or the way to it, has changed something.
+        """
 
     def send(self, peer_id: bytes, msg: object, /) -> bool: ...
 
@@ -150,6 +180,13 @@ class ControlLinks(Protocol):
     def on_data(self, peer_id: bytes, stream: DataStream, /) -> None: ...
 
     def log(self, line: str, /) -> None: ...
+
+
+class _StreamSide(NamedTuple):
+    """Say whose a stream is. ``is_ours``: this side sends on it, and not ``peer``."""
+
+    peer: bytes
+    is_ours: bool
 
 
 class StreamOpener:
@@ -173,7 +210,7 @@ class StreamOpener:
         self._detours: dict[bytes, _Detour] = {}  # of linked peers
         # Open streams, with the peer that sends on each, b"" for us. They belong to who sends
         # or reads on them: one that has ended must not keep its buffers.
-        self._open: WeakKeyDictionary[DataStream, bytes] = WeakKeyDictionary()
+        self._open: WeakKeyDictionary[DataStream, _StreamSide] = WeakKeyDictionary()
         self._closing = False
 
     def close(self) -> None:
@@ -202,9 +239,21 @@ class StreamOpener:
 
     def expel(self, peer: bytes) -> None:
         """End the streams on which ``peer`` sends: it may not any more."""
-        for stream, by in list(self._open.items()):
-            if by == peer:
+        for stream, opened in list(self._open.items()):
+            if opened == (peer, False):
                 stream.close()
+
+    def prefer_direct(self, peer: bytes) -> None:
+        """Let the streams to ``peer`` that lead through relays be replaced: there is a way now."""
+        for stream, opened in list(self._open.items()):
+            if opened == (peer, True) and stream.relay:
+                stream.is_outdated = True
+
+    def avoid(self, relay: bytes, peer: bytes) -> None:
+        """Let our streams through a relay be replaced, those to ``peer`` or, if b"", to all."""
+        for stream, opened in list(self._open.items()):
+            if opened.is_ours and stream.relay == relay and peer in (b"", opened.peer):
+                stream.is_outdated = True
 
     # ------------------------------------------------------------ to others
 
@@ -217,13 +266,35 @@ class StreamOpener:
         if link is None:
             who = address or short(peer)
             raise ConnectError(f"a data stream to {who} needs a control link first")
+        pause_s = OTHER_WAY_S + OTHER_WAY_TRIPS * link.rtt_s
+        if link.relay or link.is_punched:
+            return await self._open_apart(link, pause_s)
         address = link.dialled_address or address
         ways = self._ways(link, address)
         tries = [partial(self._open_by, way, link, address) for way in ways]
-        pause_s = OTHER_WAY_S + OTHER_WAY_TRIPS * link.rtt_s
         number, stream, errors = await _first_opened(tries, pause_s)
         self._remember(link, ways[number], errors if address else ["it advertises no address"])
         return stream
+
+    async def _open_apart(self, link: ControlLink, pause_s: float) -> DataStream:
+        """Open a stream to a peer where neither of the two can dial the other.
+
+        That is by a punch, if the control link has come about so, or through a relay, which both
+        dial. Raises ConnectErrors.
+        """
+        peer = link.peer_id
+        routes = self._links.bulk_routes(peer)[:ROUTES_TRIED_MAX]
+        tries = [partial(self._open_by, DialWay.DIRECT, link, route) for route in routes]
+        if link.is_punched and (not routes or self._links.punch.may_try(peer)):
+            tries.insert(0, partial(self._open_by, DialWay.PUNCH, link, meeting(peer)))
+            pause_s = PUNCH_S + PUNCH_TRIPS * link.rtt_s
+        if not tries:
+            raise ConnectError(
+                f"no way for data to {short(peer)}: neither can dial the other, and no relay that"
+                " both are connected to carries data",
+                fix=NO_RELAY_FIX,
+            )
+        return (await _first_opened(tries, pause_s))[1]
 
     def _ways(self, link: ControlLink, address: str) -> list[DialWay]:
         """Return in which order to try who dials for a stream to this peer."""
@@ -249,7 +320,7 @@ class StreamOpener:
 
     async def _open_by(self, way: DialWay, link: ControlLink, address: str) -> DataStream:
         """Open a stream in one of the two ways: with a cipher that both have, else with TLS."""
-        is_direct = way is DialWay.DIRECT
+        is_direct = way is not DialWay.REVERSE
         agree = self._dial_agreed if is_direct else self._offer_agreed
         tls = self._dial_tls if is_direct else self._offer_tls
         peer = link.peer_id
@@ -279,13 +350,15 @@ class StreamOpener:
         return tuple(name for name in self.ciphers if name in link.hello.ciphers)
 
     async def _dial_tls(self, link: ControlLink, address: str, until_s: float) -> DataStream:
-        stream = TlsStream(await self._links.call_tls(link.peer_id, address), address, until_s)
+        stream = TlsStream(
+            await self._links.call_tls(link.peer_id, address), shown(address), until_s
+        )
         try:
             self._check_current(link, address)
         except ConnectError:
             stream.close()
             raise
-        return self._added(b"", stream)
+        return self._added(link.peer_id, stream, is_ours=True)
 
     async def _dial_agreed(self, link: ControlLink, address: str) -> DataStream | str:
         """Dial a stream with a cipher that both have, or return why TLS is to be tried.
@@ -301,7 +374,8 @@ class StreamOpener:
             async with attempt.limited():
                 sock = await attempt.bare()
                 try:
-                    return self._added(b"", await self._agree(link.peer_id, usable, sock, address))
+                    stream = await self._agree(link.peer_id, usable, sock, address)
+                    return self._added(link.peer_id, stream, is_ours=True)
                 except BaseException:
                     sock.close()
                     raise
@@ -328,7 +402,7 @@ class StreamOpener:
         permitted, and no key is given out that nobody comes for. Raises ConnectError if no cipher
         is left, or no key is granted.
         """
-        remote_ip = str(sock.getpeername()[0])
+        remote_ip = proved_ip_of(sock)
         asked = StreamAsked(next(self._numbers), permitted(usable, remote_ip))
         if not asked.ciphers:
             raise ConnectError(f"of the ciphers of both none may be used with {remote_ip}")
@@ -339,7 +413,7 @@ class StreamOpener:
         secret = await open_stream(sock, granted)
         self._counts.add_sent(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
         self._counts.add_received(CONTROL, GREETING_BYTES)
-        return _stream(sock, address, granted.cipher, secret, dialled=True)
+        return _stream(sock, shown(address), granted.cipher, secret, dialled=True)
 
     async def _ask(self, peer: bytes, asked: StreamAsked) -> StreamGranted | str:
         question = _PendingGrant(peer, asyncio.get_running_loop().create_future())
@@ -359,7 +433,7 @@ class StreamOpener:
 
         Raises ConnectError where the other side cannot reach us.
         """
-        usable = permitted(self._usable(link), link.remote_ip)
+        usable = permitted(self._usable(link), link.proved_ip)
         if not usable:
             return "it has none of our ciphers"
         answer = await self._offer(link, usable[0])
@@ -428,7 +502,7 @@ class StreamOpener:
                 raise ConnectError("you advertise no address")
             if offered.cipher == CIPHER_TLS:
                 connection = await self._links.call_tls(peer, address, offered.conn_id)
-                stream: DataStream = self._added(peer, TlsStream(connection, address))
+                stream: DataStream = self._added(peer, TlsStream(connection, shown(address)))
             else:
                 attempt = self._links.attempt(address)
                 stream = await self._dial_offered(peer, attempt, offered)
@@ -444,7 +518,7 @@ class StreamOpener:
         async with attempt.limited():
             sock = await attempt.bare()
             try:
-                allowed = permitted(self.ciphers, str(sock.getpeername()[0]))
+                allowed = permitted(self.ciphers, proved_ip_of(sock))
                 if offered.cipher not in allowed:
                     raise ConnectError(f"here only these ciphers are allowed: {allowed}")
                 granted = StreamGranted(
@@ -453,7 +527,7 @@ class StreamOpener:
                 secret = await open_stream(sock, granted)
                 self._counts.add_sent(CONTROL, OPENING_BYTES + DIALLER_PROOF_BYTES)
                 self._counts.add_received(CONTROL, GREETING_BYTES)
-                stream = _stream(sock, attempt.address, offered.cipher, secret, dialled=True)
+                stream = _stream(sock, shown(attempt.address), offered.cipher, secret, dialled=True)
                 return self._added(peer, stream)
             except BaseException:
                 sock.close()
@@ -462,7 +536,7 @@ class StreamOpener:
     def _came(self, offer: _PendingOffer, stream: DataStream) -> None:
         """Take a stream that this side has offered and the other one has dialled."""
         stream.is_reversed = True
-        self._added(b"", stream)
+        self._added(offer.peer, stream, is_ours=True)
         if not offer.end(stream):
             stream.close()
             raise ConnectError("the stream that was offered has come too late")
@@ -497,12 +571,14 @@ class StreamOpener:
         if why_not := self.why_full(link.peer_id):
             return StreamDenied(asked.number, why_not)
         return answer_asked(
-            self._grants, link.peer_id, asked, remote_ip=link.remote_ip, allowed=self.ciphers
+            self._grants, link.peer_id, asked, remote_ip=link.proved_ip, allowed=self.ciphers
         )
 
     def why_full(self, peer: bytes) -> str:
         """Return why ``peer`` may not open another stream; "" if it may."""
-        count = sum(by == peer and not stream.closed for stream, by in self._open.items())
+        count = sum(
+            opened == (peer, False) and not stream.closed for stream, opened in self._open.items()
+        )
         return f"{count} data streams are open" if count >= STREAMS_PER_PEER_MAX else ""
 
     async def accept(self, sock: socket.socket) -> None:
@@ -546,13 +622,16 @@ class StreamOpener:
         else:
             connection.sock.close()
 
-    def _added(self, opened_by: bytes, stream: DataStream) -> DataStream:
+    def _added(self, peer: bytes, stream: DataStream, *, is_ours: bool = False) -> DataStream:
+        """Take a stream of ``peer`` into account; ``is_ours``: this side sends on it."""
         if self._closing:
             stream.close()
             raise ConnectError("this daemon is closing")
         stream.counts = self._counts
-        self._open[stream] = opened_by
-        if not opened_by:
+        self._open[stream] = _StreamSide(peer, is_ours)
+        if stream.relay:
+            stream.on_fault = partial(self._links.on_fault, peer, stream.relay)
+        if is_ours:
             self._congestion.apply(stream)
         return stream
 
@@ -675,9 +754,9 @@ async def accept_stream(sock: socket.socket, grants: Grants) -> AcceptedStream:
         grant = grants.find(conn_id, loop.time())
         if grant is None:
             raise RemoteProtocolError("a data stream whose id is not known, or not any more")
-        cipher, remote_ip = grant.granted.cipher, str(sock.getpeername()[0])
+        cipher, remote_ip = grant.granted.cipher, proved_ip_of(sock)
         if cipher not in permitted((cipher,), remote_ip):  # the control link's address was
-            raise RemoteProtocolError(f"a data stream from {remote_ip} needs a cipher")
+            raise RemoteProtocolError(f"a data stream from {remote_ip or 'a relay'} needs a cipher")
         handshake = Handshake(grant.granted)
         greeting = handshake.greeting(opening, secrets.token_bytes(RANDOM_BYTES))
         await loop.sock_sendall(sock, greeting)

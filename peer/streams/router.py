@@ -107,7 +107,7 @@ class Router:
 
         Those of older ones, or of older views, are not wanted any more.
         """
-        index = {peer: i for i, peer in enumerate(begin.participants)}
+        index = {peer: i for i, peer in enumerate(begin.exchange)}
         with self._changed:
             self._attempts[begin.round] = _Attempt(begin, reduction, kept, index)
             self._newest[begin.round] = (begin.view, begin.attempt)

@@ -23,10 +23,12 @@ import time
 from collections.abc import Callable
 from typing import ClassVar, NoReturn, cast
 
-from atoll.collectives.errors import ConnectError, ProtocolError
+from atoll.collectives.errors import ConnectError, ProtocolError, RemoteProtocolError
 from atoll.peer.caps.caps import Cap
 from atoll.peer.net.byte_counts import CONTROL, ROUNDS, URGENCY, ByteCounts
-from atoll.peer.net.tls import READ_BYTES, TlsSocket, is_local, reason_of, tcp_info, tune
+from atoll.peer.net.punched import is_punched
+from atoll.peer.net.relayed import is_indirect, relay_of
+from atoll.peer.net.tls import READ_BYTES, TlsSocket, is_broken, is_local, reason_of, tcp_info, tune
 from atoll.peer.streams.congestion import ask, in_use
 from atoll.peer.streams.fair_queue import LAST, FairQueue
 from atoll.peer.streams.keys import CIPHER_AES, CIPHER_NONE, CIPHER_TLS
@@ -92,16 +94,22 @@ class DataStream(abc.ABC):
         self.peer = peer  # how errors name the other side
         self.sent_bytes = 0  # what was asked to be sent, without framing; so is received_bytes
         self.received_bytes = 0
-        # On the wire, both ways, as it moves: shows that a slow link lives. Without what is sent
-        # aside: a round that gets nowhere must not look alive because a learner is being served.
+        # Received on the wire, as it comes: shows that a slow link lives. What is sent shows
+        # nothing: the kernel takes it whether or not it arrives, and who receives it counts it.
         self.moved_bytes = 0
-        self.sent_for_rounds_bytes = 0  # of these, what was sent
+        self.sent_for_rounds_bytes = 0  # without what is sent aside, to learners
         self.counts = ByteCounts()  # what is sent, by purpose; one for all streams of a daemon
         self.arrived_bytes = 0  # on the wire: only a reader of frames knows what for ...
         self.arriving = ROUNDS  # ... and says so here, for the sake of the caps
         self.pace_bytes_per_s = 0.0  # what pace() has asked for; 0: none
         self.is_local = is_local(sock)  # both ends are on this machine
         self.is_reversed = False  # this side sends, and the other one has dialled
+        self.relay = relay_of(sock)  # through whom it leads; b"" if it is direct
+        # Called, in whichever thread, with what is wrong with the way and whether that is certain.
+        self.on_fault: Callable[[str, bool], None] | None = None
+        self.is_outdated = False  # there is a better way to the peer now
+        self.is_indirect = is_indirect(sock)  # through a relay or a proxy
+        self.is_punched = is_punched(sock)  # neither end can dial the other
         self._aside = False
         self._purpose = CONTROL  # of what is given to the kernel at the moment
         self._handed_bytes = 0  # to the kernel, with framing
@@ -136,6 +144,11 @@ class DataStream(abc.ABC):
     def worn(self) -> bool:
         """Return whether a new stream, with a new key, should replace this one."""
 
+    @property
+    def is_fit(self) -> bool:
+        """Return whether a round or a transfer may begin on this stream."""
+        return not (self.closed or self.worn or self.is_outdated)
+
     def sendall(
         self,
         *parts: bytes | memoryview,
@@ -147,9 +160,9 @@ class DataStream(abc.ABC):
 
         ConnectError if the stream ends, or if no byte moves for 10 s.
 
-        ``aside``: the parts belong to no round, so ``moved_bytes`` does not count them, and they
-        are sent last. Else the smaller ``urgency`` goes first (fair_queue.py). ``purpose``: what
-        they are counted as (peer/net/byte_counts.py).
+        ``aside``: the parts belong to no round, are not counted as its bytes, and are sent last.
+        Else the smaller ``urgency`` goes first (fair_queue.py). ``purpose``: what they are counted
+        as (peer/net/byte_counts.py).
         """
         views = [view for part in parts if (view := memoryview(part).cast("B"))]
         with self._turns.turn(LAST if aside else urgency), self._in_use:
@@ -302,7 +315,6 @@ class DataStream(abc.ABC):
             self._handed_bytes += count
             self.counts.add_sent(self._purpose, count, asked=cap is not None)
             if not self._aside:
-                self.moved_bytes += count
                 self.sent_for_rounds_bytes += count
             while views and count >= len(views[-1]):
                 count -= len(views.pop())
@@ -379,6 +391,9 @@ class DataStream(abc.ABC):
             what = f"no byte moved for {NO_PROGRESS_TIMEOUT_S:.0f} s"
         else:
             what = error.what if isinstance(error, ProtocolError) else reason_of(error)
+        is_damage = isinstance(error, RemoteProtocolError) or is_broken(error)
+        if self.on_fault is not None and (is_damage or isinstance(error, TimeoutError)):
+            self.on_fault(what, is_damage)
         raise ConnectError(f"data stream {direction} {self.peer}: {what}") from error
 
 

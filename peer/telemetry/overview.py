@@ -19,6 +19,7 @@ from atoll.peer.telemetry.findings import ROUNDS_JUDGED, trains, who_is_slow
 ROWS_ASKED = ROUNDS_JUDGED  # of each peer: what is shown is their mean, and they are what is recent
 
 Row = dict[str, Any]
+IDLE_ROUNDS, IDLE_MIN_S = 3.0, 10.0  # without a commit: a prediction means little then
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +192,16 @@ def _eta(
         found.append(_until(name, goal.rounds, status["round"], speed, now_unix_s))
     if goal.tokens:
         found.append(_tokens_until(goal.tokens, rows, now_unix_s))
+    each_s = max(map(_took_s, rows.values()), default=0.0)
+    since_s = now_unix_s - (status["last_commit_unix_s"] or now_unix_s)
+    if found and since_s > max(IDLE_MIN_S, IDLE_ROUNDS * each_s):
+        found.append(f"but no round has come for {duration(since_s)}")
     return "; ".join(found)
+
+
+def _took_s(rows: Sequence[Row]) -> float:
+    """Return the usual time of a round, pauses included."""
+    return _span_s(rows) / max(1.0, _of(rows[-1], "last") - _of(rows[0], "last"))
 
 
 def _tokens_until(goal: float, rows: dict[str, list[Row]], now_unix_s: float) -> str:

@@ -23,6 +23,7 @@ from atoll.collectives.errors import (
 )
 from atoll.peer.membership.view import short
 from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.streams.opener import NO_RELAY_FIX
 from atoll.peer.streams.transfers import EncodedTransfer, TransferKind, Transfers, receive
 from atoll.peer.vectors.messages import TICKETS_MAX, AskVector, DropVector, VectorIs
 from atoll.peer.vectors.store import VectorStore, encoded_vector
@@ -192,6 +193,7 @@ class VectorClient:
 
     async def _fetch(self, fetch: VectorFetch) -> RoundResult:
         key = (fetch.peer, int(TransferKind.VECTOR), fetch.number, fetch.ticket)
+        self._check_way(fetch.peer)
         with self._transfers.asking(key):
             if not self._host.send(fetch.peer, AskVector(fetch.ticket, fetch.name, fetch.number)):
                 raise ConnectError(f"no control link to {short(fetch.peer)}")
@@ -206,6 +208,19 @@ class VectorClient:
             fetch.fail = transfer.broken
             await receive(self._transfers, transfer)
         return encoded
+
+    def _check_way(self, peer: bytes) -> None:
+        """Raise ConnectError if a control link alone leads to a peer, and no data can come.
+
+        The other end would notice when it is to send, and nobody would hear of it here.
+        """
+        link = self._host.link_of(peer)
+        if link is not None and link.relay and not self._host.bulk_routes(peer):
+            raise ConnectError(
+                f"no vector of {short(peer)} can come here: neither can dial the other, and relay"
+                f" {short(link.relay)} carries no data",
+                fix=NO_RELAY_FIX,
+            )
 
 
 def _check(fetch: VectorFetch, elements: int, codec: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,9 +123,19 @@ class VectorService:
         return {
             "view": view.number if view else 0,
             "names": [short(peer) for peer in peers],
-            "outbound": [short(peer) for peer in peers if peer in self._host.outbound],
+            "outbound": [short(peer) for peer in self._apart(peers)],
             "min_trainers": trainers_needed(view, terms) if view else terms.min_trainers,
         }
+
+    def _apart(self, peers: Sequence[bytes]) -> list[bytes]:
+        """Return those of whom no two can exchange anything: all draw partners by that alike.
+
+        They are who can only dial out, unless a relay carries data: all who can be dialled have a
+        link to it, and who cannot to it and to them.
+        """
+        outbound = [peer for peer in peers if peer in self._host.outbound]
+        relays = self._host.relay_bytes_per_s or any(map(self._host.bulk_routes, outbound))
+        return [] if relays else outbound
 
     async def _memory(self, client: bytes, arguments: dict[str, Any]) -> None:
         """Give memory for vectors of so many elements, instead of what was given out before.

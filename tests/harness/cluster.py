@@ -116,7 +116,8 @@ class Cluster(World):
 
     def is_open(self, source: Host, target: Host) -> bool:
         pair = frozenset((source.peer, target.peer))
-        return not self.is_cut(source, target) and pair not in self.data_cut
+        cut = self.is_cut(source, target) or pair in self.data_cut
+        return not cut and self.has_data_path(source.peer, target.peer)
 
     def send(self, host: Host, peer: bytes, message: object) -> None:
         source, target = host.peer, self.hosts[peer]

@@ -37,6 +37,7 @@ class Host:
     life: int = 1  # processes of this name so far
     alive: bool = True
     paused: bool = False  # SIGSTOP: what arrives waits in the socket
+    relayed: ev.Relayed = field(default_factory=ev.Relayed)  # as its machine was told last
     off: bool = False  # the whole machine is down: nobody answers, nothing is reset
     trains: bool = False  # submits whenever it can
     hangs: bool = False  # the trainer does not come to an end of its inner phase

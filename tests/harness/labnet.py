@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from atoll.peer.lab.lab import Lab
+from atoll.peer.lab.nat import NatRouter
 
-__all__ = ["NAMES", "LabNet"]
+__all__ = ["NAMES", "LabNet", "router_before"]
 
 NAMES = "abcdefgh"
 
@@ -24,3 +25,9 @@ class LabNet:
 
     def close(self) -> None:
         """The lab belongs to the test."""
+
+
+def router_before(lab: Lab, host: int) -> tuple[NatRouter, str]:
+    """The router next to a host, and the name of its namespace."""
+    router = next(one for one in lab.routers if host in one.hosts)
+    return router, lab.space(host).replace(f"-h{host}", f"-{router.home}")

@@ -13,16 +13,22 @@
                       of its parts; in each ``part``, which it has promised otherwise; it says
                       nothing once the draw begins (``withholds``); it signs ``two`` different sets
                       of numbers
+``relay:HOW``         of what it relays for others it ``flips`` a bit, ``drops`` or ``replays`` a
+                      piece, or passes nothing on any more (``holds``), once SPOIL_BYTES have gone
+                      one way; it ``delays`` all of it; it ``records`` all of it, in the file
+                      ``relayed`` of its home
 ``telemetry:HOW``     it records no events and rows, and tells none (``off``); it says after each
                       row what processor time that has taken (``timed``)
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -44,6 +50,7 @@ from atoll.peer.daemon import daemon
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.net.wire import encode
+from atoll.peer.relay import splicer
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
 from atoll.peer.telemetry.event_file import EventFile
 from atoll.peer.telemetry.reporter import RowReporter
@@ -63,6 +70,8 @@ ELEMENTS = 2_000_000  # a reduction of a fragment of it takes some time
 DIE_S = 0.005  # after the second of several rounds has begun: both are on their way then
 INNER_S = 0.02
 LOOK_S = 0.01
+SPOIL_BYTES = 100_000  # of one way of a circuit: after its beginning, in the middle of a round
+DELAY_S = 0.03  # for each piece of 64 KiB
 
 
 def say(**values: object) -> None:
@@ -238,6 +247,55 @@ def lie_in_audits(lie: str) -> None:
         AuditedAttempt._tell = oddly  # type: ignore[method-assign]
 
 
+def spoil_relaying(how: str) -> None:
+    """Carry bytes through this process, which a real relay does not do, and spoil them."""
+
+    class Spoiler(splicer._Flow):
+        def __init__(self, source: socket.socket, sink: socket.socket) -> None:
+            super().__init__(source, sink)
+            self.passed = 0
+            self.pending = b""
+            self.last = b""
+            self.ready_s = 0.0
+
+        def write(self) -> int:
+            fresh = b""
+            if self.held > len(self.pending):
+                fresh = os.read(self.pipe_out, self.held - len(self.pending))
+                self.ready_s = time.monotonic() + (DELAY_S if how == "delays" else 0.0)
+            self.pending += self._spoilt(fresh)
+            self.last = fresh or self.last
+            self.passed += len(fresh)
+            self.held, count = len(self.pending), 0
+            if self.held and time.monotonic() < self.ready_s:
+                return 0  # the sink can be written to: it is asked again at once
+            if self.held:
+                with contextlib.suppress(BlockingIOError):
+                    count = self.sink.send(self.pending)
+            self.pending = self.pending[count:]
+            self.held -= count
+            if self.at_end and not self.held and not self.is_done:
+                self.is_done = True
+                self.sink.shutdown(socket.SHUT_WR)
+            return count
+
+        def _spoilt(self, data: bytes) -> bytes:
+            if how == "records":
+                with Path(sys.argv[-1], "relayed").open("ab") as file:
+                    file.write(data)
+            if self.passed < SPOIL_BYTES or not data:
+                return data
+            if how == "flips":
+                return data[:-1] + bytes((data[-1] ^ 1,))
+            if how == "drops":
+                return data[len(data) // 2 :]
+            if how == "holds":
+                return b""
+            return self.last + data if how == "replays" else data
+
+    splicer._Flow = Spoiler  # type: ignore[misc]
+
+
 def change_telemetry(how: str) -> None:
     if how == "off":
         for owner, name in TELEMETRY:
@@ -291,6 +349,9 @@ def main() -> int:
         kind = Stays
     elif oddity == "audit":
         lie_in_audits(values[0])
+        kind = daemon.Daemon
+    elif oddity == "relay":
+        spoil_relaying(values[0])
         kind = daemon.Daemon
     elif oddity == "telemetry":
         change_telemetry(values[0])

@@ -49,6 +49,7 @@ class DataPlane:
     def __init__(self, world: World) -> None:
         self._world = world
         self._running: dict[Begin, Reduction] = {}
+        self.owned = 0  # attempts whose parts a witness owned
         self._kept: dict[Begin, tuple[Kept, ...]] = {}
         self.copies = Copies(world, self)
 
@@ -68,25 +69,29 @@ class DataPlane:
 
     def reduce(self, host: Host, effect: ev.Reduce) -> None:
         begin, world = effect.begin, self._world
-        gone = begin.kind != INIT and not host.region(
-            begin.fragment
+        helps = host.peer in begin.helpers  # a witness that owns parts and has none
+        gone = begin.kind != INIT and not (
+            helps or host.region(begin.fragment)
         )  # its trainer ended before BEGIN came
         if host.name == world.unusable or gone:
             event = ev.ReduceFailed(begin.round, begin.attempt, (), "cannot be read")
             world.after(world.chunk_s, lambda: world.deliver(host, event))
             return
-        world.checker.contributes(host, begin)
+        if not helps:
+            world.checker.contributes(host, begin)
         host.reducing = begin
         before = host.jobs.get(begin.round)
-        number = 0 if begin.kind == INIT else host.region(begin.fragment)
+        number = 0 if begin.kind == INIT or helps else host.region(begin.fragment)
         job = Job(begin, (host.peer, host.life, number))
         host.jobs[begin.round] = job
-        self._keep(host, job, before)
+        if not helps:
+            self._keep(host, job, before)
         running = self._running.get(begin)
         if running is None:
             running = self._running[begin] = Reduction(begin, world.now_s)
+            self.owned += bool(begin.helpers)
         running.joined[host.peer] = host
-        complete = len(running.joined) == len(begin.participants)
+        complete = len(running.joined) == len(begin.exchange)
         self._schedule(running, world.chunk_s if complete else RECHECK_S)
         self.finish(host, job)
 
@@ -146,6 +151,8 @@ class DataPlane:
             self._schedule(running, world.chunk_s * slow if moved else RECHECK_S)
 
     def _owners(self, begin: Begin) -> Sequence[bytes]:
+        if begin.helpers:
+            return begin.helpers
         shares = begin.layout.shares if begin.layout is not None else ()
         return tuple(compress(begin.participants, shares)) or begin.participants
 
@@ -156,7 +163,7 @@ class DataPlane:
     def _form(self, running: Reduction, group: dict[bytes, Host]) -> bool:
         """Each owner forms the next mean of its shard, if everyone's part reaches it."""
         begin, world = running.begin, self._world
-        if len(group) < len(begin.participants) or any(h.paused for h in group.values()):
+        if len(group) < len(begin.exchange) or any(h.paused for h in group.values()):
             return False
         busy: set[bytes] = set()
         for chunk in range(self.size(begin)):
@@ -219,7 +226,7 @@ class DataPlane:
         owners = {*self._owners(begin)}
         for host in list(group.values()):
             missing = []
-            for peer in begin.participants:
+            for peer in begin.exchange:
                 other = world.hosts[peer]
                 exchange = owners.intersection((host.peer, peer))
                 if other is host or (host.peer, peer) in running.told or not exchange:
@@ -242,6 +249,8 @@ class DataPlane:
         job = host.jobs.get(effect.round)
         if job is not None and job.begin.attempt == effect.attempt:
             job.active = False
+            if host.peer in job.begin.helpers:
+                del host.jobs[effect.round]
 
     def list_final(self, host: Host, effect: ev.ListFinal) -> None:
         """Which chunks of this attempt are final here?"""
@@ -266,8 +275,9 @@ class DataPlane:
         owners = {self._owner(begin, chunk) for chunk in lacking if chunk not in formed}
         late = {
             peer
-            for peer in begin.participants
-            if host.peer in owners
+            for peer in begin.exchange
+            if peer != host.peer
+            and host.peer in owners
             and ((other := joined.get(peer)) is None or not self._world.is_open(other, host))
         }
         behind = {self._owner(begin, chunk) for chunk in lacking}

@@ -142,7 +142,8 @@ class Fleet:
     def __init__(self, folder: Path, net: Net | None = None) -> None:
         self.folder = folder
         self.net = net
-        self.environment: dict[str, str] = {}  # of daemons that start from now on
+        # Of daemons that start from now on. No router of the network that tests run in is asked.
+        self.environment: dict[str, str] = {"ATOLL_UPNP": "off"}
         self.options: Callable[[str], tuple[str, ...]] = lambda name: ()  # of each daemon
         self.odd: dict[str, str] = {}  # daemons that are not quite as they should be: odd_daemon.py
         self.base: dict[str, Usage] = {}  # what daemons held before the first fault

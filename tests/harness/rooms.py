@@ -75,6 +75,8 @@ PEER_MAY = {"cryptography", "msgpack", "numpy", "zmq", "atoll.collectives", "ato
 PEER_MAY |= OPTIM_PURE | {"prometheus_client"}
 # Only what draws may load it, so that commands start fast.
 RICH = {"atoll.peer.demo.view", "atoll.peer.telemetry.top_screen", "atoll.peer.cli.top"}
+# An extra, in C: the only module that may load it.
+UPNP = {"atoll.peer.net.upnp"}
 # The face of optim also names the demo's small model, for those who check types, and when it is
 # asked for.
 OPTIM_FACE_MAY = OPTIM_TORCH_MAY | {"atoll.peer.demo.byte_lm"}

@@ -266,7 +266,7 @@ class Statements:
         if (miss.lineage, miss.view) != (lead.view.lineage, lead.view.number):
             return
         participants = attempt.begin.participants
-        named = {*miss.peers} & {*participants} - attempt.links.unlinked(source, participants)
+        named = {*miss.peers} & {*participants} - attempt.links.apart_from(source, participants)
         if miss.attempt != attempt.begin.attempt:
             wrong = attempt.misses.get(source) == miss.peers != self._misses.get((host, source))
             assert not wrong, f"I5: {host.name} counts what is missing in attempt {miss.attempt}"

@@ -68,6 +68,9 @@ class World(ABC):
         self.unusable = ""  # a host whose contribution cannot be read
         self.outbound: set[str] = set()  # names of those that can only dial out
         self.unlinkable: set[frozenset[bytes]] = set()  # pairs that have no common protocol
+        # Names of those that carry control links of others who cannot dial each other, and whether
+        # they carry their data, too.
+        self.relays: dict[str, bool] = {}
         self.load_s = 0.05  # to fetch the whole state from one donor
         self.chunk_s = 0.0025  # to reduce one chunk
         self.broken_s = 0.5  # a data path that stays cut is reported after this time
@@ -158,6 +161,7 @@ class World(ABC):
                 self.deliver(host, ev.RoundsKept(keeps=False))
         if name in self.outbound:
             self.deliver(host, ev.Reach(outbound=True))
+        self.look_at_relays()
         return host
 
     def address(self, name: str, life: int) -> str:
@@ -261,6 +265,55 @@ class World(ABC):
         return self.hosts[peer_id(name)]
 
     def are_apart(self, one: bytes, other: bytes) -> bool:
+        """Return whether there can be no link between two: none of their own, and no relay's."""
+        return self.need_relay(one, other) and not self.has_relay(one, other)
+
+    def has_relay(self, one: bytes, other: bytes, *, data: bool = False) -> bool:
+        """Return whether one lives that relays, and that both ends have links of their own to."""
+        for name, carries_data in self.relays.items():
+            host = self.hosts.get(peer_id(name))
+            if host is None or not host.alive or host.peer in (one, other):
+                continue
+            between = not any(self.need_relay(host.peer, end) for end in (one, other))
+            if between and carries_data >= data:
+                return True
+        return False
+
+    def has_data_path(self, one: bytes, other: bytes) -> bool:
+        """Return whether data have a way between two: a direct one, or a relay's that carries."""
+        return not self.need_relay(one, other) or self.has_relay(one, other, data=True)
+
+    def look_at_relays(self) -> None:
+        """End the links whose last relay has gone, make those that one allows, and tell all."""
+        if not self.relays:
+            return
+        for host in self.living():
+            for other in self.living():
+                if host.peer >= other.peer or not self.need_relay(host.peer, other.peer):
+                    continue
+                linked = other.peer in host.node.linked or host.peer in other.node.linked
+                if linked and self.are_apart(host.peer, other.peer):
+                    self.unlink(host, other)
+                elif not linked and not self.are_apart(host.peer, other.peer):
+                    self.dial(host, other.peer)
+            self._tell_relayed(host)
+
+    def unlink(self, one: Host, other: Host) -> None:
+        """The link between two has ended."""
+        for here, there in ((one, other), (other, one)):
+            if there.peer in here.node.linked:
+                self.deliver(here, ev.LinkDown(there.peer, "reset"))
+
+    def _tell_relayed(self, host: Host) -> None:
+        """As the daemon does: to whom links lead through a relay, and data."""
+        far = [p for p in self.hosts if p != host.peer and self.need_relay(host.peer, p)]
+        data = frozenset(p for p in far if self.has_relay(host.peer, p, data=True))
+        relayed = ev.Relayed(frozenset(far) - data, data)
+        if relayed != host.relayed:
+            host.relayed = relayed
+            self.deliver(host, relayed)
+
+    def need_relay(self, one: bytes, other: bytes) -> bool:
         """Return whether neither of two can dial the other, ever."""
         if not self.outbound and not self.unlinkable:
             return False
@@ -276,6 +329,7 @@ class World(ABC):
         host.alive = False
         self.log("{} killed", name)
         self.hear_of_death(host)
+        self.look_at_relays()
 
     def restart(self, name: str, begin: Callable[[Host], None] | None = None) -> Host:
         """The process is back, with the next incarnation and nothing in memory. ``begin``: how it
@@ -567,7 +621,8 @@ def brief(message: object) -> str:
     if isinstance(message, Begin):
         names = "".join(chr(p[0]) for p in message.participants)
         shares = message.layout.shares if message.layout is not None else ()
-        owners = "".join(chr(p[0]) for p in compress(message.participants, shares))
+        owning = message.helpers or compress(message.participants, shares)
+        owners = "".join(chr(p[0]) for p in owning)
         text = f"Begin {message.round}.{message.attempt} {message.kind} {names}"
         return f"{text}, {owners} own" if owners and owners != names else text
     number = getattr(message, "round", None)

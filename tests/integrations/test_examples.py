@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from harness.processes import WAIT_S, fleet
+from harness.processes import WAIT_S, fleet, until
+from harness.supervised import supervise
 
 pytest.importorskip("transformers", reason="run by `make test-integrations`")
 
@@ -49,3 +52,21 @@ def test_an_example_trains_two_rounds_and_ends(tmp_path: Path, name: str) -> Non
         status = peer.status()
     assert status["round"] == 3  # with the one that has the first parameters
     assert all((tmp_path / path).exists() for path in SAVED.get(name, ()))
+
+
+@pytest.mark.parametrize("name", ["train_sft.py", "train_lightning.py"])
+def test_a_script_in_atoll_run_hands_its_steps_in_when_it_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Lightning has a handler of its own for SIGTERM, HF Trainer has none."""
+    monkeypatch.chdir(tmp_path)
+    line = [sys.executable, str(EXAMPLES / name), "--steps", "100000", "--sync-every", "20"]
+    with fleet(tmp_path) as run:
+        peer = supervise(run, "a", "--run", "demo", command=tuple(line), OMP_NUM_THREADS="1")
+        until(lambda: "trains from now on" in peer.text, "it trains", peer, timeout_s=4 * WAIT_S)
+        until(lambda: peer.status()["round"] >= 2, "steps", peer, timeout_s=4 * WAIT_S)
+        peer.kill(signal.SIGTERM)
+        assert peer.ends() == 0
+        # In Lightning the signal may also come right after a step that has ended a round.
+        became = r"its last \d+ local steps? counted in round|it had nothing to hand in"
+        assert re.search(rf"(SIGTERM|the end of training): ({became})", peer.text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.full_rounds import ELEMENTS, ROUNDS, assert_goes_on, assert_trains, sent_by_device
 from harness.labnet import NAMES, LabNet
-from harness.processes import NET_PORT, Fleet, Peer, fleet, until
+from harness.processes import NET_PORT, Fleet, fleet, until
 
 from atoll.peer.lab.lab import Lab
 from atoll.peer.lab.nat import Nat
@@ -23,12 +22,8 @@ pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
 
 ALL = NAMES[:4]
 MBIT, TRIP_MS = 40.0, 20.0
-ELEMENTS = 200_000
-ROUNDS = 3
 # Of two peers that exchange nothing but attempts to dial: a round is a hundred times that.
 DIALS_BYTES_MAX = 8_000
-PATIENCE_S = 60.0
-ROUND = re.compile(r"^[0-9:]{8} round +(\d+) +(\d+) peers?", re.MULTILINE)
 
 
 @contextmanager
@@ -40,42 +35,6 @@ def site(
         fleet(folder, LabNet(made)) as run,  # type: ignore[arg-type]  # as much of a net as needed
     ):
         yield made, run
-
-
-def sent_by_device(lab: Lab, host: int) -> int:
-    """Return what a host has sent, to whomever. /sys would show another network's devices."""
-    told = json.loads(lab.run(host, "ip", "-json", "-s", "link", "show", "eth0").stdout)
-    return int(told[0]["stats64"]["tx"]["bytes"])
-
-
-def rounds_with(peer: Peer, count: int) -> list[int]:
-    """Rounds that this peer has seen committed with so many participants."""
-    return [int(number) for number, peers in ROUND.findall(peer.text) if int(peers) == count]
-
-
-def assert_trains(run: Fleet, names: str, method: str = "diloco") -> None:
-    """Everybody takes part in every round, once all have the state, and has the same bits."""
-    for name in names:
-        run.train(name, ELEMENTS, inner_s=0.2, method=method)
-    assert_goes_on(run, names)
-
-
-def assert_goes_on(run: Fleet, names: str, rounds: int = ROUNDS) -> None:
-    """So many rounds in a row have everybody, after those so far."""
-    everybody = [*run.peers.values(), *run.trainers.values()]
-    since = max(run.peers[name].status()["round"] for name in names)
-
-    def in_a_row() -> bool:
-        found = [
-            number for number in rounds_with(run.peers[names[0]], len(names)) if number > since
-        ]
-        return any(number + rounds - 1 in found for number in found) and len(found) >= rounds
-
-    until(in_a_row, f"{rounds} rounds of all {len(names)}", *everybody, timeout_s=PATIENCE_S)
-    last = max(run.peers[name].status()["round"] for name in names)
-    for name in names:
-        run.peers[name].reaches(last)
-    assert run.agree(names)
 
 
 # ---------------------------------------------------------------- who is behind a router

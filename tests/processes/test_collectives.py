@@ -58,6 +58,8 @@ def test_objects_that_do_not_fit_are_refused_alike(tmp_path: Path) -> None:
         run.form("ab")
         with callers(run, "ab") as trainers:
             trainers.meet()
+            with pytest.raises(ConfigError, match=r"json\.dumps"):
+                trainers.sessions["a"].gather("text")  # type: ignore[arg-type]
             with pytest.raises(ConfigError, match="one trainer may give 65,536"):
                 trainers.sessions["a"].all_gather(bytes(OBJECT_BYTES_MAX + 1))
             found = trainers.each(lambda session: session.all_gather(bytes(OBJECT_BYTES_MAX)))

@@ -230,6 +230,25 @@ def test_who_leaves_waits_no_longer_for_a_daemon_that_has_gone_first(
     assert re.search(r"did not come back within \d+ ms", said)
 
 
+def test_a_signal_ends_a_wait_for_a_daemon_that_is_under_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fleet(tmp_path) as run:
+        loop = Loop("DiLoCo", atoll.connect(run.up("a").home))
+        loop.outer.leave_on_signal(wait_s=0.2, exits=False)
+        run.peers["a"].kill()
+        run.peers["a"].ends()
+        asking = threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM])
+        asking.start()
+        loop.step()
+        asking.join()
+        assert loop.outer.has_left
+        loop.outer.close()
+    said = capsys.readouterr().err
+    assert "SIGTERM: its steps since the last round are lost" in said
+    assert "until this script was told to end" in said
+
+
 def test_a_collective_under_way_ends_and_the_next_one_works(tmp_path: Path) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")

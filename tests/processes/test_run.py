@@ -370,6 +370,20 @@ def test_a_daemon_that_is_told_to_leave_ends_the_script_too(run: Fleet) -> None:
     assert "the daemon has left the run" in peer.text
 
 
+@pytest.mark.parametrize("options", [(), ("stays",)])
+def test_a_trainer_whose_daemon_is_told_to_leave_does_not_wait_for_the_next(
+    run: Fleet, options: tuple[str, ...]
+) -> None:
+    peer = supervise(run, "a", "--run", "demo", command=trains("diloco", *options))
+    peer.takes_steps(3)
+    line = [sys.executable, *DAEMON, "leave", "--home", str(peer.home)]
+    assert subprocess.run(line, capture_output=True, timeout=30).returncode == 0
+    assert peer.ends() == 0  # and was not killed, which gives 137
+    assert "its steps since the last round are lost" in peer.text
+    assert "Traceback" not in peer.text
+    assert peer.last("left") is (True if options else None)
+
+
 # ---------------------------------------------------------------- notices
 
 

@@ -95,6 +95,7 @@ class Arena(World):
         self.options = options
         self.outbound |= {*options.outbound}
         self.unlinkable |= {frozenset(map(peer_id, pair)) for pair in options.unlinkable}
+        self.relays |= {name: name in options.carries for name in options.relays}
         self.dice = random.Random(options.seed ^ 0x5EED)
         self.chunks, self.fragments = options.chunks, options.fragments
         self.chunk_s, self.load_s = options.chunk_s, options.load_s
@@ -400,6 +401,9 @@ class Arena(World):
         self._link.pop(frozenset((a, b)), None)
         super().part(a, b)
 
+    def unlink(self, one: Host, other: Host) -> None:
+        self._break(frozenset((one, other)), "eof")
+
     def break_link(self, a: Host, b: Host) -> None:
         self._break(frozenset((a, b)), "reset")
 
@@ -501,7 +505,8 @@ class Arena(World):
             self.at(when_s, end)
 
     def is_open(self, source: Host, target: Host) -> bool:
-        return (source.peer, target.peer) not in self.mutes and self.has_way(source, target)
+        way = (source.peer, target.peer)
+        return way not in self.mutes and self.has_way(source, target) and self.has_data_path(*way)
 
     def has_way(self, source: Host, target: Host) -> bool:
         way = (source.peer, target.peer)
@@ -538,5 +543,5 @@ class Arena(World):
             for other in hosts[:i]:
                 self.connect(host, other)
         for host in hosts:
-            if host.node.me.role == REPLICA:
+            if host.node.me.role == REPLICA and host.name not in options.idle:
                 self.train(host.name)

@@ -73,6 +73,7 @@ def outlook(arena: Arena, left: set[str]) -> Outlook:
     waits_s += _handing_over_s(arena)
     # Of several lineages one may be of somebody who can only dial out, and the others meet first.
     everyone = _has_hub(arena, left) and (len(tips) == 1 or not arena.outbound)
+    everyone = everyone and _has_donors(arena, left)
     return Outlook("recovered", True, min(able) + several + waits_s, everyone)
 
 
@@ -90,6 +91,19 @@ def _has_hub(arena: Arena, left: set[str]) -> bool:
     """
     coming = [host.name for host in arena.hosts.values() if host.name not in left]
     return not arena.unlinkable and any(name not in arena.outbound for name in coming)
+
+
+def _has_donors(arena: Arena, left: set[str]) -> bool:
+    """Return whether the state has a way to everybody who may lack it.
+
+    Of two that can only dial out neither can give it to the other, unless a relay carries data.
+    """
+    coming = [host for host in arena.hosts.values() if host.name not in left]
+    if any(host.name in arena.options.carries for host in coming):
+        return True
+    replicas = [host.name for host in coming if host.node.me.role == REPLICA]
+    outbound = [name for name in replicas if name in arena.outbound]
+    return len(outbound) < 2 or len(outbound) < len(replicas)
 
 
 def _resumes(arena: Arena, left: set[str]) -> bool:
@@ -164,7 +178,7 @@ def _is_linked_replica(arena: Arena, staying: list[Host]) -> bool:
     """Return whether one holds a result from which all can copy it: a witness hands on nothing."""
     inside = [host for host in staying if host.node.view is not None]
     replicas = [host.peer for host in inside if host.node.follower.is_replica]
-    return any(not any(arena.are_apart(one, peer) for peer in replicas) for one in replicas)
+    return any(all(arena.has_data_path(one, peer) for peer in replicas) for one in replicas)
 
 
 def _prospect(arena: Arena, view: View, staying: Iterable[Host]) -> float | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 from atoll.peer.membership.events import Configured
 from atoll.peer.membership.messages import Terms
 from atoll.peer.membership.view import Rules
+from atoll.peer.membership.witness_owners import Work
 
 __all__ = ["FAULT_KINDS", "NAMES", "PROFILES", "Options", "draw", "draw_usual"]
 
@@ -59,6 +60,8 @@ PROFILES = {"": 87, "holders": 4, "split": 4, "power": 4, "birth": 1}
 # next election comes.
 WAKES_SHARE = 0.05
 MISLED_SHARE = 0.025  # and in these one of the others is ahead of it, too
+HUBS_SHARE = 0.5  # of those with relays, in which one is a witness
+RELAYS_SHARE = 0.6  # of those with such pairs, in which others carry their links
 PAIRS_SHARE = 0.12  # of the seeds, in which some pairs have no link
 RULE_SHARE = 0.05  # of the seeds, in which some lie about what they have of a broken attempt
 LOSSES_SHARE = 0.12  # of the seeds, in which messages of chosen kinds are lost
@@ -117,6 +120,9 @@ class Options:
     asks: tuple[int, ...] = ()  # ... and what members ask for, one after the other
     outbound: str = ""  # names of hosts that can only dial out
     unlinkable: tuple[str, ...] = ()  # pairs of names that have no common protocol
+    relays: str = ""  # names of hosts that carry control links of those who cannot dial each other
+    carries: str = ""  # ... and their data, too
+    idle: str = ""  # names of hosts without a trainer
 
     @property
     def rules(self) -> Rules:
@@ -132,6 +138,8 @@ class Options:
             self.audited,
             self.min_trainers,
             self.asynchronous,
+            # Where there are relays a witness may own the parts of a step.
+            Work((self.chunks,) * self.fragments, 1, "float32") if self.relays else None,
         )
         return Configured("spec", self.fragments, self.in_flight, terms)
 
@@ -167,7 +175,7 @@ def draw(seed: int) -> Options:
     luck = random.Random(f"misled {seed}")
     if not (drawn.profile or drawn.situation) and luck.random() < MISLED_SHARE:
         drawn = _misled(drawn, luck)
-    return drawn
+    return _with_relays(drawn)
 
 
 def draw_usual(seed: int) -> Options:
@@ -261,6 +269,22 @@ def _with_pairs(plain: Options) -> Options:
         pairs = ("".join(sorted(luck.sample(names, 2))) for _ in range(luck.choice((1, 1, 2))))
         return replace(plain, unlinkable=tuple(sorted({*pairs})))
     return replace(plain, outbound="".join(sorted(luck.sample(names, luck.randint(2, len(names))))))
+
+
+def _with_relays(plain: Options) -> Options:
+    """Who can be dialled carries the links of those who cannot, and perhaps their data."""
+    luck = random.Random(f"relays {plain.seed}")
+    if not (plain.outbound or plain.unlinkable) or luck.random() >= RELAYS_SHARE:
+        return plain
+    outbound = "".join(NAMES[2 : plain.hosts])
+    is_hub = luck.random() < HUBS_SHARE and not plain.witnesses and plain.min_trainers == 1
+    if is_hub and len(outbound) > plain.least and not plain.asks:
+        # Who can be dialled has no trainer, or is a witness: of those who train none has a way to
+        # all others.
+        plain = _fair(replace(plain, witnesses=1, outbound=outbound, situation="", idle="a"))
+    relays = "".join(name for name in NAMES[: plain.hosts] if name not in plain.outbound)
+    carries = "".join(name for name in relays if luck.random() < 0.5)
+    return replace(plain, relays=relays, carries=carries if luck.random() < 0.5 else "")
 
 
 def _in_situation(drawn: Options, luck: random.Random) -> Options:

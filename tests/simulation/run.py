@@ -102,6 +102,8 @@ def _seen(arena: Arena) -> dict[str, int]:
     seen["views that remember somebody"] = sum(bool(view.absent) for view in views)
     seen["views with bans"] = sum(bool(view.banned) for view in views)
     seen["runs with unlinked pairs"] = int(bool(arena.outbound or arena.unlinkable))
+    seen["runs with relays"] = int(bool(arena.relays))
+    seen["attempts that a witness owns"] = arena.plane.owned
     seen["resumed views"] = sum(v.number == 1 and v.base_round > 0 for v in views)
     for kind in ("yield", "base-lost", "excluded", "diverged", "held", "links", "hand-over"):
         seen[kind] = arena.noted[kind]

@@ -7,7 +7,9 @@ anew: read the difference before you commit it.
     hosts a b c            processes with their trainers; `hosts a b w:witness` gives a role
     outbound NAMES         these can only dial out; before `hosts`, as is the next one
     nolink A B             these have no common protocol
+    relays NAMES CARRIES   these carry control links of others, and some of them data as well
     unlink A B / relink A B   they lose their link, and have one again
+    averages               what steps reduce is known to all, so that a witness can own it
     unreachable NAME       it finds out that nobody can dial it
     soon 5s                hand over after so long to who has more links, and not after a minute
     rules POLICY ON_LOST ON_FORK MIN_TRAINERS
@@ -40,6 +42,7 @@ from harness.host import Host
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.view import Rules
+from atoll.peer.membership.witness_owners import Work
 
 __all__ = ["FOLDER", "Script", "play", "split"]
 
@@ -75,6 +78,7 @@ class Script:
     def __init__(self) -> None:
         self.cluster = Cluster("")
         self.names = ""
+        self.terms: ms.Terms | None = None
         self._from = 0
 
     def transcript(self) -> str:
@@ -88,6 +92,8 @@ class Script:
         for name in names:
             peer, _, role = name.partition(":")
             self.cluster.add(peer, role or "replica")
+            if self.terms is not None and role in ("", "replica"):
+                self.cluster.give(peer, ev.Configured("spec", 1, 1, self.terms))
             self.names += peer
 
     def do_outbound(self, names: str) -> None:
@@ -95,6 +101,12 @@ class Script:
 
     def do_nolink(self, a: str, b: str) -> None:
         self.cluster.unlinkable.add(frozenset((peer_id(a), peer_id(b))))
+
+    def do_averages(self) -> None:
+        self.terms = ms.Terms(work=Work((4,), 1, "float32"))
+
+    def do_relays(self, names: str, carries: str = "") -> None:
+        self.cluster.relays |= {name: name in carries for name in names}
 
     def do_unreachable(self, name: str) -> None:
         self.cluster.give(name, ev.Reach(outbound=True))

@@ -4,6 +4,7 @@
 import { clock, legendMark, lineChart, timeline } from "./charts.js";
 
 const STATUS_EVERY_MS = 2000, HISTORY_EVERY_MS = 5000, SERIES_EVERY_MS = 20000, RECORDED_EVERY_MS = 3600e3;
+const IDLE_ROUNDS = 3, IDLE_MIN_S = 10;  // as in overview.py
 const SHOWN_EVENTS = 200, ROUNDS_JUDGED = 20, OWN_STYLES = 24;
 const HISTORY_KINDS = ["fork", "met", "rollback", "yield", "banned", "revoked", "equivocation", "forged", "diverged"];
 
@@ -120,7 +121,9 @@ function eta(kind, goal) {
   if (!per_s) return kind === "tokens" ? "no trainer has reported tokens lately" : "no round yet";
   const left_s = (goal - now) / per_s;
   const when = state.recorded ? "" : ` at ${full(daemonNow() + left_s)}`;
-  return `in ${duration(left_s)}${when}, at ${kind === "round" ? `${duration(1 / per_s)} per round` : `${compact(per_s)} tokens per second`}`;
+  const since_s = state.status?.last_commit_unix_s ? daemonNow() - state.status.last_commit_unix_s : 0;
+  const idle = since_s > Math.max(IDLE_MIN_S, IDLE_ROUNDS * roundTime()) ? `; but no round has come for ${duration(since_s)}` : "";
+  return `in ${duration(left_s)}${idle ? "" : when}, at ${kind === "round" ? `${duration(1 / per_s)} per round` : `${compact(per_s)} tokens per second`}${idle}`;
 }
 
 // ---------------------------------------------------------------- at a glance, peers
@@ -193,7 +196,7 @@ function showPeers() {
     const took = mean(found, "took_s"), share = (name) => (took ? `${duration(mean(found, name))} (${Math.round((100 * mean(found, name)) / took)} %)` : "–");
     const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => row.late).filter(Boolean))];
     const reach = member?.outbound ? ", outbound" : "";
-    const role = member ? (member.coordinator ? "coordinator" : member.role) + reach : isGone(peer) || status ? "gone" : last.phase ?? "";
+    const role = member ? (member.coordinator ? "coordinator" : member.role === "replica" ? "member" : member.role) + reach : isGone(peer) || status ? "gone" : last.phase ?? "";
     const steps = grown(peer, "steps");
     return {
       className: history.slow.peer === peer ? "slow" : role === "gone" ? "gone" : "",

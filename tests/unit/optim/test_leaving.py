@@ -30,6 +30,10 @@ def as_they_were() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def nobody(_wait_s: float) -> None:
+    """Hear how long a daemon is waited for; there is none here."""
+
+
 def test_a_signal_is_noted_and_the_handler_before_is_called_and_put_back() -> None:
     called: list[int] = []
 
@@ -37,7 +41,7 @@ def test_a_signal_is_noted_and_the_handler_before_is_called_and_put_back() -> No
         called.append(number)
 
     signal.signal(TERM, own)
-    leaving = Leaving((TERM, USR1), 20.0, exits=True)
+    leaving = Leaving((TERM, USR1), 20.0, nobody, exits=True)
     assert leaving.asked == ""
     signal.raise_signal(USR1)
     assert leaving.asked == "SIGUSR1"
@@ -51,7 +55,7 @@ def test_a_signal_is_noted_and_the_handler_before_is_called_and_put_back() -> No
 
 
 def test_the_second_ctrl_c_interrupts_as_it_always_did() -> None:
-    leaving = Leaving((INT,), 20.0, exits=True)
+    leaving = Leaving((INT,), 20.0, nobody, exits=True)
     signal.raise_signal(INT)
     assert leaving.asked == "SIGINT"
     with pytest.raises(KeyboardInterrupt):
@@ -59,7 +63,7 @@ def test_the_second_ctrl_c_interrupts_as_it_always_did() -> None:
 
 
 def test_a_handler_that_came_later_is_not_taken_away() -> None:
-    leaving = Leaving((TERM,), 20.0, exits=True)
+    leaving = Leaving((TERM,), 20.0, nobody, exits=True)
     signal.signal(TERM, signal.SIG_IGN)
     leaving.close()
     assert signal.getsignal(TERM) == signal.SIG_IGN
@@ -69,7 +73,7 @@ def test_a_handler_that_came_later_is_not_taken_away() -> None:
 @pytest.mark.parametrize("is_main", [True, False])
 def test_a_forked_child_ends_by_a_signal_as_it_always_did(is_main: bool) -> None:
     """As workers of a DataLoader have to, and those of a multiprocessing.Pool."""
-    leaving = Leaving((TERM, INT), 20.0, exits=True)
+    leaving = Leaving((TERM, INT), 20.0, nobody, exits=True)
     found: list[int] = []
 
     def forks() -> None:
@@ -96,7 +100,7 @@ def test_it_needs_the_main_thread() -> None:
 
     def elsewhere() -> None:
         try:
-            Leaving((TERM,), 20.0, exits=True)
+            Leaving((TERM,), 20.0, nobody, exits=True)
         except ConfigError as error:
             found.append(error)
 
@@ -109,15 +113,17 @@ def test_it_needs_the_main_thread() -> None:
 def test_scripts_without_handlers_leave_in_order_in_atoll_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert supervised_leaving() is None
+    assert supervised_leaving(nobody) is None
     monkeypatch.setenv(SUPERVISOR_VARIABLE, "1")
-    leaving = supervised_leaving()
+    waits_s: list[float] = []
+    leaving = supervised_leaving(waits_s.append)
     assert leaving is not None
     signal.raise_signal(TERM)
     assert leaving.asked == "SIGTERM"
+    assert waits_s == [0.0]  # nobody starts the daemon again
     leaving.close()
     signal.signal(TERM, lambda *_: None)
-    assert supervised_leaving() is None  # it has a handler of its own
+    assert supervised_leaving(nobody) is None  # it has a handler of its own
 
 
 def test_methods_of_every_step_have_nothing_to_hand_in() -> None:

@@ -92,6 +92,13 @@ def test_three_trainers_share_an_epoch(method: type[Method]) -> None:
     assert {shards.deals for _, shards in found} == {1 + rounds}
 
 
+def test_it_takes_how_many_samples_there_are() -> None:
+    dataset: Any = [1, 2, 3]
+    nobody: Any = None
+    with pytest.raises(ConfigError, match=r"Shards\(len\(dataset\), outer\)"):
+        Shards(dataset, nobody)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_goes_through_all_epochs(workers: int) -> None:
     def train(session: SwarmSession) -> tuple[Loop, Shards]:

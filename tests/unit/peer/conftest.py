@@ -27,7 +27,13 @@ class Node:
     """A ConnectionManager and the record of its callbacks."""
 
     def __init__(
-        self, home: Home, tls: RunTls, run: str, life: int, ciphers: tuple[str, ...]
+        self,
+        home: Home,
+        tls: RunTls,
+        run: str,
+        life: int,
+        ciphers: tuple[str, ...],
+        relay_bytes_per_s: float = 0.0,
     ) -> None:
         self.home, self.tls = home, tls
         self.messages: list[tuple[bytes, object]] = []
@@ -35,6 +41,7 @@ class Node:
         self.downs: list[tuple[bytes, str]] = []
         self.streams: list[DataStream] = []
         self.conflicts: list[int] = []
+        self.members: set[bytes] = set()  # of the view that it is in
         self.logs: list[str] = []
         self.address = ""
         self.on_up: Callable[[bytes], None] = lambda peer_id: None
@@ -53,8 +60,10 @@ class Node:
                 on_data=lambda peer, stream: self._note(self.streams, stream),
                 note=lambda kind, line: self._note(self.logs, line),
                 on_conflict=lambda life: self._note(self.conflicts, life),
+                member_peers=lambda: self.members,
             ),
             ciphers=ciphers,
+            relay_bytes_per_s=relay_bytes_per_s,
         )
 
     @property
@@ -98,12 +107,13 @@ class Net:
         secret: bytes = SECRET,
         life: int = 1,
         ciphers: tuple[str, ...] = CIPHERS,
+        relay_bytes_per_s: float = 0.0,
     ) -> Node:
         """A node with the identity ``name``, which several nodes may share."""
         if name not in self._homes:
             self._homes[name] = Home.open(self._folder / name)
         home = self._homes[name]
-        self._nodes.append(Node(home, run_tls(home, secret), run, life, ciphers))
+        self._nodes.append(Node(home, run_tls(home, secret), run, life, ciphers, relay_bytes_per_s))
         return self._nodes[-1]
 
     async def linked(

@@ -102,11 +102,13 @@ def test_every_option_of_every_daemon_is_a_key_and_a_variable(
         for name, action in actions.items():
             if name in ("config", "home"):
                 continue
-            text = "3" if action.type else "10.0.0.1:1" if name == "listen" else "text"
+            places = {"listen": "10.0.0.1:1", "proxy": "socks5://10.0.0.1:1"}
+            text = places.get(name, "3" if action.type else "text")
             text = "on" if action.nargs == 0 else text
             text = str(list(action.choices)[-1]) if action.choices else text
             monkeypatch.setenv(f"ATOLL_{name.upper().replace('-', '_')}", text)
-            raw = "true" if action.nargs == 0 else text if action.type else json.dumps(text)
+            is_number = action.type and name not in places
+            raw = "true" if action.nargs == 0 else text if is_number else json.dumps(text)
             lines.append(f"{name} = {raw}")
         found = config(capsys, verb)
         set_by = {name: found[name]["origin"] for name in actions if name not in ("config", "home")}

@@ -100,12 +100,14 @@ def test_with_kernels_nothing_is_said_of_them(
 # Connections and streams take these themselves; the last two are kept in files.
 ELSEWHERE = """
     Hello Refused StreamAsked StreamDenied StreamGranted StreamOffered AskReach ReachReport DialBack
-    DialledBack AskOutline RunOutline AskRate RateIs AdmissionFile Evidence
+    DialledBack AskOutline RunOutline AskRate RateIs AdmissionFile Evidence CircuitAsked
+    CircuitGranted CircuitOffered CircuitDenied CircuitAlive CircuitFault ObserveAsked Observed
+    PunchAsked PunchReady PunchDenied
 """
 PARTS_OF_MESSAGES = """
     Absent AuditTerms Ballot Banned Check Commitment Cradle Elimination EntryHead Layout LinkSeen
-    Member Newcomer Operation Origin Proof ReachAnswer ReachAt Remembered Replayed Report Resultant
-    Reveal Rules Run Shown Statement Terms Verdict View Vote Withholding
+    Member Newcomer Operation Origin Owners Proof ReachAnswer ReachAt Remembered Replayed Report
+    Resultant Reveal Rules Run Shown Statement Terms Verdict View Vote Withholding Work
 """
 RECORDS = "LedgerCommit LedgerLife LedgerOperations LedgerPromise LedgerReady LedgerView LedgerVote"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.errors import LocalProtocolError
-from atoll.peer.daemon.reach_lines import alone, describe_reach, who_can_join
+from atoll.peer.daemon.reach_lines import alone, describe_reach, relay_wanted, who_can_join
 from atoll.peer.daemon.reachability import (
     AFTER_LOSS_S,
     LATE_S,
@@ -331,15 +331,25 @@ def test_founders_and_peers_that_are_alone_read_what_would_help() -> None:
     private = who_can_join("192.168.1.7:29600")
     assert "only machines that have a way to 192.168.1.7 can join" in private
     assert "--advertise PUBLIC:29600" in private
-    assert "cannot be joined" in private
+    assert "atoll up --via FILE" in private
     assert "carrier-grade NAT" in who_can_join("100.70.1.7:29600")
     assert who_can_join("gpu.example.org:29600").startswith("not confirmed yet")
     assert who_can_join("[2001:db8::1]:29600").startswith("not confirmed yet")
     text = alone(["a1b2"], [], PORT)
     assert text.startswith("no link to a1b2: this peer is outbound, and so is the other side")
-    assert "needs an open port" in text
-    assert "relay" in text
+    assert "no relay is there between the two" in text
+    assert "open a port of this machine" in text
     assert alone([], ["c3d4"], PORT) == "no link to c3d4: is that machine off? Start it again"
     assert alone(["a1b2"], ["c3d4", "e5f6"], PORT).startswith(
         "no link to c3d4 and e5f6: is that machine off? Start them again. no link to a1b2: "
     )
+
+
+def test_a_run_most_of_whose_voters_are_outbound_reads_what_relay_it_lacks() -> None:
+    assert relay_wanted(2, 4, [], 0) == "", "half are not most"
+    assert relay_wanted(3, 5, ["a1b2", "c3d4"], 1) == ""
+    few = relay_wanted(2, 3, ["a1b2"], 1)
+    assert few.startswith("2 of 3 voters are outbound: only a1b2 relays between them")
+    assert "`atoll join INVITE --witness --relay 20`" in few
+    assert "no relay carries data" in relay_wanted(3, 5, ["a1b2", "c3d4"], 0)
+    assert "nobody relays between them" in relay_wanted(3, 3, [], 0)

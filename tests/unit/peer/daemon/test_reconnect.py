@@ -64,8 +64,13 @@ class Dials:
 class Outbound(frozenset[bytes]):
     """The outbound peers; the others can be dialled where they say."""
 
+    mapped: bytes = b""  # whose port a router forwards
+
     def address_of(self, peer: bytes, advertised: str) -> str:
         return advertised
+
+    def is_mapped(self, peer: bytes) -> bool:
+        return peer == self.mapped
 
 
 async def patiently(
@@ -144,24 +149,33 @@ def test_a_copied_home_is_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reached", "outbound", "answer"),
-    [(b"p", b"", "refused"), (b"", b"", "silent"), (b"p", b"p", "silent")],
-    ids=["reached before", "never reached", "outbound"],
+    ("reached", "outbound", "mapped", "answer"),
+    [
+        (b"p", b"", b"", "refused"),
+        (b"", b"", b"", "silent"),
+        (b"p", b"p", b"", "silent"),
+        (b"p", b"", b"p", "silent"),
+        (b"p", b"", b"q", "refused"),
+    ],
+    ids=["reached before", "never reached", "outbound", "forwarded", "another is forwarded"],
 )
 def test_a_refusal_proves_a_death_only_of_who_was_dialled_before_and_is_not_outbound(
-    reached: bytes, outbound: bytes, answer: str
+    reached: bytes, outbound: bytes, mapped: bytes, answer: str
 ) -> None:
-    """The router of an outbound peer refuses in its name once it has forgotten a connection."""
+    """The router of an outbound peer refuses in its name once it has forgotten a connection, and
+    one that forwards a port once it has forgotten that."""
 
     async def refused(address: str, timeout_s: float) -> str:
         return "refused"
 
     host = SimpleNamespace(probe=refused, srtt_s=lambda peer: 0.0, link_peers=tuple)
     streams = SimpleNamespace(reached={reached}, forget=lambda peer: None)
+    known = Outbound({outbound})
+    known.mapped = mapped
     keeper = Reconnector(
         cast(ConnectionManager, host),
         cast(Streams, streams),
-        Outbound({outbound}),
+        known,
         cast(Any, None),
     )
     assert asyncio.run(keeper.probe(b"p", "h:1")) == answer

@@ -107,7 +107,8 @@ def test_a_machine_that_is_well_and_a_run_that_can_be_reached() -> None:
     assert code == 0
     assert {check["status"] for check in found.values()} == {"ok", "skipped"}
     assert [name for name, check in found.items() if check["status"] == "skipped"] == [
-        "checkpoint-room"
+        "checkpoint-room",
+        "proxy",
     ]
     assert list(found) == [check.id for check in CHECKS]
     assert "12.5 s" not in found["rate-down"]["what"]

@@ -58,6 +58,7 @@ class Site:
         self.sent: list[object] = []
         self.links: dict[bytes, Site] = {}
         self.refuses, self.bbr = False, True
+        self.srtt_s = 0.0  # as the handshake measured it
         self.control: DataStream | None = None  # what stands for the control links
         self.monitor = LinkMonitor(
             me=me,
@@ -65,6 +66,7 @@ class Site:
             daemon=SimpleNamespace(
                 tcp_info=lambda peer: self.control.tcp_info() if self.control is not None else b"",
                 is_local=lambda peer: self.local,
+                srtt_s=lambda peer: self.srtt_s,
                 link_peers=lambda: [peer for peer in (A, B, C) if peer not in self.unlinked],
                 send=self.send,
                 view=lambda: self.view,

@@ -40,6 +40,7 @@ class Site:
         self.peer, self.node = peer_id(name), cluster.host(name).node
         self.rate, self.unknown = FAST, 0
         self.loss, self.has_bbr = 0.0, True
+        self.relays: dict[bytes, float] = {}
         self.state: ReplicatedState | None = state()
         self.stripes: dict[bytes, int] = {}
         self.paces: dict[bytes, float] = {}
@@ -56,6 +57,7 @@ class Site:
                 send=lambda peer, message: bool(self.sent.append((peer, message))) or True,
                 feed=self.advised.append,
                 note=lambda kind, text: self.lines.append(text),
+                relays=lambda: self.relays,
             ),
         )
 

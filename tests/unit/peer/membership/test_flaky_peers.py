@@ -69,7 +69,7 @@ def test_more_than_half_stay() -> None:
 
 def test_in_a_run_it_costs_three_rounds_and_then_a_pause() -> None:
     cluster = running("abcd", Terms(), "abcd")
-    cluster.data_cut.add(frozenset((B, D)))  # it fetches results from others
+    cluster.data_cut |= {frozenset((B, D)), frozenset((C, D))}  # it fetches results from a
     cluster.until(lambda: "spoils" in cluster.host("a").notes, limit_s=300.0)
     before = len(weights_of_rounds(cluster))
     cluster.until_round("abc", 3)
@@ -82,7 +82,7 @@ def test_in_a_run_it_costs_three_rounds_and_then_a_pause() -> None:
 
 def test_a_new_coordinators_view_keeps_it() -> None:
     cluster = running("abcd", Terms(), "abcd")
-    cluster.data_cut.add(frozenset((B, D)))  # it fetches results from others
+    cluster.data_cut |= {frozenset((B, D)), frozenset((C, D))}  # it fetches results from a
     cluster.until(lambda: "spoils" in cluster.host("a").notes, limit_s=300.0)
     cluster.leave("c")  # a view change
     cluster.until(lambda: cluster.in_one_view("abd"))

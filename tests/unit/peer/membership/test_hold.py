@@ -36,7 +36,7 @@ class Boundary:
     def commit(self, number: int) -> None:
         self.own.round, self.own.chain = number, chain(number)
 
-    def hear(self, number: int, *, unsynced: bool) -> None:
+    def hear(self, number: int, *, unsynced: bool, moved_bytes: int = 0) -> None:
         beat = Heartbeat(
             LINEAGE,
             1,
@@ -51,7 +51,7 @@ class Boundary:
             False,
             0,
             unsynced,
-            0,
+            moved_bytes,
         )
         assert self.roster.heard(self.far, beat, self.now_s)
 
@@ -122,3 +122,19 @@ def test_the_dead_are_not_waited_for() -> None:
     boundary.alive.discard(boundary.far)
     assert boundary.late_round(3) == [False, False]
     assert boundary.noted() == 0
+
+
+def test_one_that_gets_nothing_is_not_waited_for() -> None:
+    """Its path is cut: the round would wait for nothing."""
+    boundary = Boundary()
+    boundary.hear(1, unsynced=False)
+    boundary.late_round(2)
+    assert boundary.late_round(3) == [False, True]
+    for moved_bytes in range(1, 8):  # it gets on
+        boundary.now_s += 1.0
+        boundary.hear(2, unsynced=True, moved_bytes=moved_bytes)
+        assert boundary.holds()
+    boundary.now_s += TIMING.stall_s + 0.1
+    assert not boundary.holds()
+    boundary.hear(2, unsynced=True, moved_bytes=9)
+    assert not boundary.holds(), "once is enough, for a while"

@@ -36,11 +36,11 @@ def test_a_pair_is_apart_when_both_say_so() -> None:
     said = {A: beat(), B: beat(2, 3), C: beat(1), D: beat()}
     links = graph_of(VIEW, said)
     assert links.apart((A, B, C, D)) == ((1, 2),)
-    assert not links.are_linked(C, B)
-    assert links.are_linked(B, D), "D may just have lost it, or is dead"
+    assert not links.have_path(C, B)
+    assert links.have_path(B, D), "D may just have lost it, or is dead"
     assert links.reaches(A, (A, B, C, D))
     assert not links.reaches(B, (A, C))
-    assert links.unlinked(B, (A, C, D)) == {C}
+    assert links.apart_from(B, (A, C, D)) == {C}
     assert graph_of(VIEW, {B: beat(900), C: beat(1)}).is_complete, "there is no such member"
 
 

@@ -24,17 +24,21 @@ from atoll.peer.membership.messages import (
     STEP,
     AskFinals,
     Begin,
+    Miss,
     Notice,
     Ready,
     Repair,
     Report,
     Run,
 )
+from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.view import WITNESS, Member, View, chain_after, genesis_chain
-from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
+from atoll.peer.membership.witness_owners import Owners
+from atoll.peer.rounds.entries import REDUCE, ROUNDS_IN_FLIGHT_MAX
 
 ME, OTHER = b"m" * 32, b"o" * 32
 LINEAGE, ROOT = b"L" * 32, b"r" * 32
+SUM = Operation(REDUCE, 1000, "sum", "float32")
 GENESIS = genesis_chain(LINEAGE)
 T = TypeVar("T")
 
@@ -103,6 +107,24 @@ def test_begin_reduce_ready_commit_apply() -> None:
     bench.took(Apply)
     bench.own.committed(4, chain)  # again
     assert not bench.effects
+
+
+def test_another_trainer_does_not_answer_for_the_one_that_was_asked() -> None:
+    """It comes between two attempts at a collective, with a step, which is no part of the sum."""
+    bench = Bench()
+    bench.own.submitted(Submitted(3, 1, 1.0, operation=SUM))
+    tag = (LINEAGE, 2, 4)
+    first = Begin(*tag, 1, REDUCE, (ME, OTHER), (1.0, 1.0), operation=SUM)
+    bench.own.on_begin(first)
+    assert bench.took(Reduce) == [Reduce(first)]
+    bench.own.detached()
+    bench.own.came(waits=True)
+    bench.own.on_ask_finals(AskFinals(*tag, 1))
+    bench.submit()
+    second = Begin(*tag, 2, REDUCE, (ME, OTHER), (1.0, 1.0), operation=SUM)
+    assert bench.own.on_begin(second) == Miss(*tag, 2, (ME,)), "the others go on without us"
+    assert not bench.took(Reduce)
+    assert not bench.own.contributes
 
 
 def test_a_non_participant_waits_and_fetches_when_told() -> None:
@@ -218,6 +240,30 @@ def test_a_witness_keeps_its_vote_when_begin_comes_after_notice() -> None:
     assert own.report().runs == (Run(4, 5, 0, ROOT),)
     own.on_begin(Begin(LINEAGE, 2, 4, 6, STEP, (OTHER,), (1.0,)))
     assert own.report().runs == ()  # that attempt is given up
+
+
+def test_a_witness_that_owns_says_nothing_of_the_result() -> None:
+    """It reduces, votes when it is asked as all witnesses do, and forgets with the commit."""
+    effects: list[Effect] = []
+    own = MemberState(Member(ME, 1, WITNESS), effects.append)
+    own.life = 7
+    own.round, own.chain = 3, b"3" * 32
+
+    def begin(attempt: int, life: int) -> Begin:
+        owners = Owners((ME,), (life,), 4096, 4096, "int8")
+        return Begin(LINEAGE, 2, 4, attempt, STEP, (OTHER,), (1.0,), owners=owners)
+
+    own.on_begin(begin(1, life=6))
+    assert not effects, "that was an earlier process"
+    begun = begin(2, life=7)
+    own.on_begin(begun)
+    assert effects == [Abort(4, 1), Reduce(begun)]
+    assert own.on_reduced(4, 2, ROOT) is None
+    assert own.on_notice(Notice(LINEAGE, 2, 4, 2, 0, ROOT)) is not None
+    effects.clear()
+    own.committed(4, after(b"3" * 32, 4))
+    assert effects == [Abort(4, 2)]
+    assert own.round == 4
 
 
 def test_an_ended_attempt_lists_its_chunks_and_says_nothing_more() -> None:

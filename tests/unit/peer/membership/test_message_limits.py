@@ -31,6 +31,7 @@ from atoll.peer.membership.view import (
     Rules,
     View,
 )
+from atoll.peer.membership.witness_owners import Owners
 from atoll.peer.net.wire import (
     Within,
     decode,
@@ -152,11 +153,17 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         drawn["banned"] = tuple(x for peer, x in out.items() if peer not in named)
     elif cls is Terms:
         drawn["rule"] = draw(st.sampled_from(["", "trimmed(f=1)"]))
+    elif cls is Owners:
+        drawn["peers"] = tuple(sorted(set(drawn["peers"]))) or (PEERS[0],)
+        drawn["lives"] = (drawn["lives"] or (1,))[:1] * len(drawn["peers"])
     elif cls is ms.Begin:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1e15,) * len(participants)}
         drawn["kind"] = draw(st.sampled_from([ms.INIT, ms.STEP]))
         drawn["lives"] = tuple(drawn["lives"][:1]) * len(participants)
+        owners = drawn["owners"]
+        if owners is not None and {*owners.peers} & {*participants}:
+            drawn["owners"] = None
         shares = (1,) * len(participants)
         layouts = [None, Layout("butterfly", shares), Layout("tree", shares, arity=2)]
         drawn["layout"] = draw(st.sampled_from(layouts))
@@ -171,7 +178,8 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
     elif cls is ms.Heartbeat:
         weight = draw(st.sampled_from([0.0, 1e15]))
         drawn |= {"weights": (weight,) * len(drawn["arrived"]), "inc": 1}
-        drawn["unlinked"] = tuple(sorted(set(drawn["unlinked"])))
+        for paths in ("unlinked", "control_only", "relayed"):
+            drawn[paths] = tuple(sorted(set(drawn[paths])))
     elif cls is EntryOrigin:
         participants = tuple(sorted(set(drawn["participants"]))) or (PEERS[0],)
         drawn |= {"participants": participants, "weights": (1.0,) * len(participants)}

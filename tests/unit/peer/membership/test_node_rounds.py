@@ -370,15 +370,25 @@ def test_the_first_reports_do_not_pass_for_all() -> None:
 # ---------------------------------------------------------------- broken data edges
 
 
-def test_a_broken_edge_excludes_one_end_but_never_the_coordinator() -> None:
+def test_of_two_broken_edges_the_coordinator_is_not_left_out() -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
-    cluster.data_cut.add(frozenset((peer_id("a"), peer_id("c"))))
+    cluster.data_cut |= {frozenset((peer_id(x), peer_id("c"))) for x in "ab"}
     assert cluster.until_round("ab", 1) < 6.0
     begins = [line.rsplit(" ", 1)[1] for line in cluster.trace if " Begin " in line]
     assert begins[-1] == "ab"
-    # c gets the result from b although it contributes nothing and a cannot reach it.
-    cluster.until(lambda: cluster.host("c").round == cluster.committed, limit_s=5.0)
+
+
+def test_a_broken_edge_is_not_used_and_leaves_nobody_out() -> None:
+    """b owns the result, as it has links to both."""
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    cluster.data_cut.add(frozenset((peer_id("a"), peer_id("c"))))
+    assert cluster.until_round("abc", 1) < 2.0
+    begins = [line.split(" step ")[1] for line in cluster.trace if " step " in line]
+    assert begins[-1] == "abc, b own"
+    assert cluster.until_round("abc", 3) < 2.0
+    assert len(cluster.noted("retry")) == 1
 
 
 def test_initial_state_of_a_peer_that_left_is_kept() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 from harness.cluster import Cluster
-from harness.faults import busy_with
+from harness.faults import busy_with, lose
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
 from atoll.peer.membership import node as membership
 from atoll.peer.membership.phase import TRANSITIONS, Phase, Trigger, next_phase
 
@@ -33,6 +34,7 @@ def expected(phase: Phase, trigger: Trigger) -> Phase | None:
         Trigger.LOST: Phase.CANDIDATE,
         Trigger.OUTBID: Phase.MEMBER,
         Trigger.EXCLUDED: Phase.OUT,
+        Trigger.HEARD: Phase.MEMBER if phase is Phase.CANDIDATE else None,  # others wait for nobody
     }[trigger]
 
 
@@ -138,11 +140,25 @@ def test_frozen_voter_makes_the_coordinator_stand(seen: set[tuple[Phase, Trigger
     cluster = Cluster("abc")
     cluster.form("abc")
     cluster.until(busy_with(cluster, "b"))
+    lose(cluster, ms.Promise)  # b and c stand against a, and come to nothing
+    cluster.isolate("a")
+    cluster.until(lambda: any(cluster.host(n).node.frozen for n in "bc"), 3.0)
+    cluster.heal()
+    cluster.until_round("abc")
+    assert (Phase.COORDINATOR, Trigger.LOST) in seen
+
+
+def test_a_coordinator_that_is_heard_again_makes_a_member_of_a_candidate(
+    seen: set[tuple[Phase, Trigger]],
+) -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
     cluster.cut.add(frozenset((cluster.host("a").peer, cluster.host("c").peer)))
     cluster.run(2.0)  # c stands against a, which b still hears
     cluster.heal()
     cluster.until_round("abc")
-    assert (Phase.COORDINATOR, Trigger.LOST) in seen
+    assert (Phase.CANDIDATE, Trigger.HEARD) in seen
+    assert (Phase.COORDINATOR, Trigger.LOST) not in seen
 
 
 def test_left_is_final() -> None:

@@ -144,3 +144,10 @@ def test_a_witness_needs_no_state() -> None:
     bench = Bench(me=MEMBERS[3])
     assert bench.step() == []
     assert (bench.own.round, bench.own.unsynced) == (9, False)
+
+
+def test_a_witness_that_has_caught_up_reports_no_state() -> None:
+    bench = Bench(me=MEMBERS[3])
+    bench.step()
+    bench.syncing.on_caught_up(CaughtUp(9, chain(9), b""))
+    assert (bench.own.round, bench.own.digest_round) == (9, -1)

@@ -119,12 +119,12 @@ def test_a_wait_for_trainers_is_no_inner_phase() -> None:
     cluster.until(lambda: "waits for 1 more trainer" in held(cluster))
     lead = cluster.host("a").node.coordinator
     assert lead is not None
-    phases_s = list(lead.barrier._phases_s)
+    phases_s = list(lead.barrier._phases.lasted_s)
     assert phases_s
     assert stays(cluster, 60.0)
     cluster.train("b")
     cluster.until_round("ab")
-    assert max(lead.barrier._phases_s) < 30.0
+    assert max(lead.barrier._phases.lasted_s) < 30.0
 
 
 def test_a_hung_trainer_is_waited_for_by_name() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from harness.cluster import Cluster, peer_id
 from harness.faults import begins_of, busy_with
 
@@ -12,7 +13,8 @@ from atoll.peer.membership import messages as ms
 from atoll.peer.membership.link_graph import BROKEN_MIN_S
 from atoll.peer.membership.operations import Operation
 from atoll.peer.membership.timing import Timing
-from atoll.peer.membership.view import short
+from atoll.peer.membership.view import REPLICA, WITNESS, short
+from atoll.peer.membership.witness_owners import Work
 
 
 def running(names: str, outbound: str = "", *pairs: str, timing: Timing | None = None) -> Cluster:
@@ -27,6 +29,8 @@ def running(names: str, outbound: str = "", *pairs: str, timing: Timing | None =
 
 
 def owners(begin: ms.Begin) -> str:
+    if begin.helpers:
+        return "".join(peer[:1].decode() for peer in begin.helpers)
     shares = begin.layout.shares if begin.layout is not None else (1,) * len(begin.participants)
     pairs = zip(begin.participants, shares, strict=True)
     return "".join(peer[:1].decode() for peer, share in pairs if share)
@@ -358,3 +362,212 @@ def test_from_the_second_stall_on_the_coordinator_owns_all() -> None:
     cluster.run(BROKEN_MIN_S)
     cluster.until_round("abcde")
     assert owners(begins[-1]) == "abcde"
+
+
+# ---------------------------------------------------------------- links through relays
+
+
+def through_relays(
+    names: str,
+    outbound: str,
+    relays: dict[str, bool],
+    terms: ms.Terms | None = None,
+    witnesses: str = "",
+    *,
+    forms: bool = True,
+) -> Cluster:
+    """A run in which some carry the control links of those who can only dial out, or data too."""
+    cluster = Cluster("")
+    cluster.outbound |= {*outbound}
+    cluster.relays |= relays
+    for name in names:
+        cluster.add(name, WITNESS if name in witnesses else REPLICA)
+        if terms is not None and name not in witnesses:
+            cluster.give(name, ev.Configured("spec", 1, 1, terms))
+    if forms:
+        cluster.form(names)
+    return cluster
+
+
+def test_a_relayed_control_link_is_no_way_for_data() -> None:
+    """c and d hear each other, and own nothing all the same: no relay carries data."""
+    cluster = through_relays("abcd", "cd", {"a": False, "b": False})
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abcd", "ab")}
+    assert peer_id("d") in cluster.host("c").node.linked
+    assert not cluster.noted("miss")
+    assert not cluster.noted("retry")
+    c, d = short(peer_id("c")), short(peer_id("d"))
+    reasons = {begin.layout.why for begin in begins if begin.layout is not None}
+    assert any(f"{c} and {d} have no way for data to each other" in why for why in reasons)
+
+
+def test_who_is_relayed_owns_where_nobody_has_direct_links_to_all() -> None:
+    """While a trains it owns all; without it b and c reach each other through the relay alone."""
+    cluster = through_relays("abc", "bc", {"a": True})
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abc", "a")}
+    cluster.detach("a")
+    begins = begins_of(cluster)
+    cluster.until_round("abc", 6)
+    assert (participants(begins[-1]), owners(begins[-1])) == ("bc", "bc")
+    assert not cluster.noted("miss")
+
+
+def test_a_relay_dies_and_those_behind_it_have_no_link_any_more() -> None:
+    cluster = through_relays("abcde", "de", {"a": True, "b": True})
+    assert peer_id("e") in cluster.host("d").node.linked
+    cluster.kill("a")
+    cluster.until_round("bcde", 2)
+    assert peer_id("e") in cluster.host("d").node.linked, "b carries it"
+    cluster.kill("b")
+    cluster.until_round("cde", 2)
+    assert peer_id("e") not in cluster.host("d").node.linked
+    cluster.restart("b")
+    cluster.until_round("bcde", 2)
+    assert peer_id("e") in cluster.host("d").node.linked
+
+
+def test_an_audited_round_needs_control_links_between_all_and_no_more() -> None:
+    """Statements go through a relay; parts go to owners that have direct links to all."""
+    cluster = through_relays("abcd", "cd", {"a": False}, ms.Terms(audited=True))
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("abcd", "ab")}
+    assert not cluster.host("d").node.heartbeats.left_out
+
+
+def test_an_election_goes_on_over_relayed_links_where_most_can_only_dial_out() -> None:
+    """The coordinator dies: c and d hear each other through b, and one of three is elected."""
+    cluster = through_relays("abcde", "cde", {"a": False, "b": False})
+    settle(cluster)
+    assert lead_of(cluster) == "a"
+    cluster.kill("a")
+    took_s = cluster.until(lambda: lead_of(cluster) == "b", 3.0)
+    assert took_s < 3.0
+    cluster.until_round("bcde", 2)
+
+
+def test_a_coordinator_that_can_only_dial_out_needs_relayed_links_to_a_quorum() -> None:
+    """b sleeps; c may stand, as a relay that has no vote carries its links."""
+    cluster = Cluster("")
+    cluster.outbound |= {*"bcd"}
+    cluster.relays |= {"a": False, "x": False}
+    for name in "abcd":
+        cluster.add(name)
+    cluster.add("x", "archive")
+    cluster.form("abcd")
+    cluster.run(cluster.timing.linking_s + 1.0)
+    cluster.kill("a")
+    cluster.until(lambda: lead_of(cluster) in (*"bcd",), 5.0)
+    cluster.until(lambda: cluster.in_one_view("bcd"), 30.0)
+
+
+# ---------------------------------------------------------------- a witness that owns
+
+AVERAGED = ms.Terms(work=Work((4096,), 4096, "int8"))
+
+
+def test_a_witness_owns_what_two_outbound_trainers_reduce() -> None:
+    """No relay carries data: parts and results go through the witness all the same."""
+    cluster = through_relays("abc", "bc", {"a": False}, AVERAGED, witnesses="a")
+    begins = settle(cluster)
+    assert {(participants(b), owners(b)) for b in begins} == {("bc", "a")}
+    works = {(b.owners.elements, b.owners.codec) for b in begins if b.owners is not None}
+    assert works == {(4096, "int8")}
+    assert not cluster.noted("retry")
+    assert not cluster.host("c").node.heartbeats.left_out
+    b, c = short(peer_id("b")), short(peer_id("c"))
+    why = {b.owners.why for b in begins if b.owners is not None}
+    assert why == {
+        f"witness {short(peer_id('a'))} owns the result, and adds nothing to it:"
+        f" {b} and {c} have no way for data to each other"
+    }
+    assert cluster.host("a").round == 0 or not cluster.host("a").jobs
+
+
+def test_two_go_through_a_relay_and_three_let_the_witness_own() -> None:
+    """A relay carries 2 (n - 1) vectors each way, who owns n."""
+    cluster = through_relays("abc", "bc", {"a": True}, AVERAGED, witnesses="a")
+    assert {(participants(b), owners(b)) for b in settle(cluster)} == {("bc", "bc")}
+    cluster = through_relays("abcd", "bcd", {"a": True}, AVERAGED, witnesses="a")
+    assert {(participants(b), owners(b)) for b in settle(cluster)} == {("bcd", "a")}
+
+
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        (replace(AVERAGED, audited=True), "an audited run trusts no owner"),
+        (replace(AVERAGED, rule="trimmed(f=1)"), "trimmed(f=1) is to bear liars"),
+        (replace(AVERAGED, probation=2), "who is on probation owns nothing"),
+        (replace(AVERAGED, work=None), "its parts are more than averaged"),
+    ],
+)
+def test_a_witness_owns_nothing_where_owners_are_not_trusted(terms: ms.Terms, why: str) -> None:
+    """Nobody stops for that: one goes on alone, and it is said why the other does not."""
+    cluster = through_relays("abc", "bc", {"a": False}, terms, witnesses="a", forms=False)
+    begins = begins_of(cluster)
+    cluster.found("a")
+    for one, other in ("ab", "ac", "bc"):
+        cluster.link(one, other)
+    cluster.until(lambda: cluster.in_one_view("abc"))
+    for name in "bc":
+        cluster.train(name)
+    cluster.until(lambda: why in cluster.host("c").node.heartbeats.left_out)
+    cluster.until(lambda: max(cluster.host(name).round for name in "bc") >= 4)
+    assert {owners(b) for b in begins if b.kind == ms.STEP} <= {"b", "c"}
+    assert not cluster.noted("rejected")
+
+
+def test_a_witness_that_owns_dies_and_another_one_does() -> None:
+    cluster = through_relays("avbcd", "bcd", {"a": False, "v": False}, AVERAGED, witnesses="av")
+    begins = settle(cluster)
+    (owner,) = {owners(b) for b in begins}
+    cluster.chunk_s = 0.2
+    cluster.until(
+        lambda: any(job.begin.kind == ms.STEP for job in cluster.host(owner).jobs.values())
+    )
+    cluster.run(0.1)
+    begins = begins_of(cluster)
+    cluster.kill(owner)
+    cluster.until_round("bcd", 3)
+    assert {(participants(b), owners(b)) for b in begins} == {("bcd", "av".replace(owner, ""))}
+
+
+def test_a_witness_that_no_data_reach_is_owner_no_more() -> None:
+    """Its links stand, and data do not pass: the trainers stay, and wait for another way."""
+    cluster = through_relays("avbc", "bc", {"a": False, "v": False}, AVERAGED, witnesses="av")
+    begins = settle(cluster)
+    (owner,) = {owners(b) for b in begins}
+    cluster.data_cut |= {frozenset(map(peer_id, (owner, name))) for name in "bc"}
+    begins = begins_of(cluster)
+    cluster.until_round("bc", 3)
+    assert participants(begins[-1]) == "bc"
+    assert owners(begins[-1]) == "av".replace(owner, "")
+
+
+def test_the_path_is_to_blame_where_a_relay_carries_it() -> None:
+    """b and c stay: a relayed pair on which nothing moves is apart for a while."""
+    cluster = through_relays("abcd", "bc", {"a": True}, witnesses="a")
+    settle(cluster)
+    cluster.detach("d")
+    cluster.until_round("bc", 2)
+    cluster.data_cut.add(frozenset(map(peer_id, "bc")))
+    begins = begins_of(cluster)
+    cluster.train("d")
+    cluster.until_round("bcd", 2)
+    assert (participants(begins[-1]), owners(begins[-1])) == ("bcd", "d")
+
+
+def test_the_first_parameters_get_to_who_turns_out_to_have_no_link() -> None:
+    """INIT begins before it is known that b and c have none: a witness hands them on then."""
+    cluster = through_relays("abc", "", {}, AVERAGED, witnesses="a", forms=False)
+    cluster.unlinkable.add(frozenset(map(peer_id, "bc")))
+    begins = begins_of(cluster)
+    cluster.found("a")
+    for one, other in ("ab", "ac"):
+        cluster.link(one, other)
+    for name in "bc":
+        cluster.train(name)
+    cluster.until(lambda: all(cluster.host(name).round >= 3 for name in "bc"), 10.0)
+    assert {participants(b) for b in begins} == {"bc"}
+    assert owners(begins[-1]) == "a"

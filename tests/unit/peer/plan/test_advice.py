@@ -94,6 +94,18 @@ def test_a_slow_machine_is_named_and_own_steps_are_weighed() -> None:
     assert left.speed > 1.5  # two of four times the speed, where three were
 
 
+def test_what_is_only_faster_is_not_said_to_help() -> None:
+    """More steps in a round are faster on slow links, and their loss is higher."""
+    run = sketch([20] * 4, 40, 0.5, 3e7)
+    found = advice_of(run, Variant("diloco", 30, "int4"), Variant("diloco", 100, "int4"))
+    best, other = found.judged
+    assert found.best is best
+    assert other.forecast.samples_per_s > (1 + SAME) * best.forecast.samples_per_s
+    assert found.improvements
+    assert all(change.lead > 0 for change in found.improvements)
+    assert not any(change.text.startswith("diloco") for change in found.improvements)
+
+
 def test_it_is_said_when_one_machine_gets_further() -> None:
     assert not advice_of(sketch([1, 1], 200, 0.1, 1e8)).is_worth_it
     assert advice_of(sketch([1000] * 4, 5, 1.0, 1e6)).is_worth_it

@@ -62,6 +62,16 @@ def test_what_is_missing_is_said(
     assert said in capsys.readouterr().err
 
 
+def test_a_list_that_is_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["plan", "--links", str(tmp_path / "no.csv"), "--parameters", "1M"]
+    assert main.main(line) == 2
+    said = capsys.readouterr().err
+    assert "there is no list of hosts at" in said
+    assert "docs/choosing.md has an example" in said
+
+
 def test_the_limits_of_a_loss_are_said() -> None:
     losses = read_losses()
     run = sketch([20] * 4, 300, 0.2, 1e7)
@@ -72,4 +82,5 @@ def test_the_limits_of_a_loss_are_said() -> None:
     assert "0.8M parameters" in said
     slow = sketch([1, 1], 200, 0.1, 1e8)
     text = text_of(slow, advise(slow, losses), losses)
-    assert "the fastest machine by itself gets further" in text
+    assert "but by these losses, of short runs, the fastest machine by itself gets further" in text
+    assert text.index("gets further") < text.index("round  ")  # before anything that persuades

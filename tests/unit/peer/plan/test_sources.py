@@ -66,7 +66,7 @@ def test_a_list_of_tables_may_say_what_is_between_two() -> None:
     ("text", "words"),
     [
         ("name,up_mbit\na,5", "down_mbit is missing"),
-        (CSV.replace("rtt_ms", "ping"), "rtt_ms is missing"),
+        (CSV.replace("rtt_ms", "ping"), "home: 'ping' is none of"),
         (CSV.replace("20,", "fast,"), "home: up_mbit is 'fast', no number"),
         (CSV.replace("20,", "0,"), "home: a link has more than 0"),
         (CSV.replace("20,", "nan,"), "which cannot be"),

@@ -68,7 +68,8 @@ def test_every_byte_arrives_whatever_the_pieces(streams: tuple[DataStream, DataS
     sending.end()
     assert receive(receiver, 0) == b""
     assert sender.sent_bytes == receiver.received_bytes == len(PATTERN)
-    assert sender.moved_bytes == receiver.moved_bytes >= len(PATTERN)
+    assert receiver.moved_bytes >= len(PATTERN)
+    assert sender.moved_bytes == 0, "the kernel takes what it may never deliver"
     assert not sender.worn
     assert not receiver.worn
 
@@ -92,13 +93,12 @@ def test_buffers_of_all_kinds(streams: tuple[DataStream, DataStream]) -> None:
     assert target.tolist() == [0x01010101, 0x01010101, 0]
 
 
-def test_what_is_sent_aside_is_not_counted_as_moved(streams: tuple[DataStream, DataStream]) -> None:
+def test_what_is_sent_aside_is_no_part_of_a_round(streams: tuple[DataStream, DataStream]) -> None:
     sender, receiver = streams
     sender.sendall(bytes(100), aside=True)
-    assert (sender.moved_bytes, sender.sent_bytes, sender.sent_for_rounds_bytes) == (0, 100, 0)
+    assert (sender.sent_bytes, sender.sent_for_rounds_bytes) == (100, 0)
     sender.sendall(bytes(10))
     receive(receiver, 110)
-    assert sender.moved_bytes >= 10
     assert sender.sent_for_rounds_bytes >= 10
     assert receiver.sent_for_rounds_bytes == 0
     assert receiver.moved_bytes >= 110

@@ -77,6 +77,15 @@ def test_when_it_is_done() -> None:
     assert "no trainer tells its tokens" in overview(status(), silent, NOW, RunGoal(tokens=1e9)).eta
 
 
+@pytest.mark.parametrize(("since_s", "stands"), [(11, False), (13, True), (90, True)])
+def test_it_is_said_that_rounds_do_not_come(since_s: float, stands: bool) -> None:
+    """Those of the rows took four seconds each."""
+    late = status(last_commit_unix_s=NOW - since_s)
+    said = overview(late, rows(), NOW, RunGoal(rounds=141)).eta
+    assert ("but no round has come for" in said) == stands
+    assert overview(late, rows(), NOW).eta == ""
+
+
 def test_a_peer_outside_any_view_has_a_screen_too() -> None:
     outside = status(
         members=[], coordinator="", round=0, spec=None, layout="", last_commit_unix_s=0.0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.cli import main
 from atoll.peer.cli.page import page_address
 from atoll.peer.telemetry.page import server as server_module
 from atoll.peer.telemetry.page.history import History
@@ -225,3 +226,16 @@ def test_addresses_of_pages() -> None:
     for wrong in ("", "x", "70000", "host:port", "-1"):
         with pytest.raises(ConfigError):
             page_address(wrong)
+
+
+@pytest.mark.parametrize("text", [None, "", "import atoll\n"])
+def test_a_file_without_events_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None
+) -> None:
+    path = tmp_path / "file"
+    if text is not None:
+        path.write_text(text)
+    assert main.main(["replay", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert str(path) in said
+    assert "name an events.jsonl of a home" in said

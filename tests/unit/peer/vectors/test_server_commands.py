@@ -32,6 +32,8 @@ class Site:
     def __init__(self) -> None:
         self.sent: list[object] = []
         self.members = (Member(ME, 1), Member(OTHER, 1), Member(WITNESSING, 1, WITNESS))
+        self.routes: list[str] = []  # of data through relays
+        self.link: Any = None
         self.node: Any = SimpleNamespace(
             me=Member(ME, 1), view=self.view(), follower=SimpleNamespace(terms=None)
         )
@@ -44,7 +46,11 @@ class Site:
             EventLog(lambda line: None),
         )
         host: Any = SimpleNamespace(
-            send=lambda peer, message: self.sent.append(message) or True, outbound={OTHER, b"?"}
+            send=lambda peer, message: self.sent.append(message) or True,
+            outbound={OTHER, b"?"},
+            relay_bytes_per_s=0.0,
+            bulk_routes=lambda peer: self.routes,
+            link_of=lambda peer: self.link,
         )
         self.service = VectorService(
             node=self.node,
@@ -93,6 +99,32 @@ def test_members_are_the_replicas_of_the_view_in_the_order_of_their_ids() -> Non
         site.node.view = None
         alone = {"view": 0, "names": [short(ME)], "outbound": [], "min_trainers": 1}
         assert await site.call("members") == alone
+
+    play(scenario)
+
+
+def test_partners_are_anybody_where_a_relay_carries_data() -> None:
+    async def scenario(site: Site) -> None:
+        site.routes = ["relay:..."]
+        assert (await site.call("members"))["outbound"] == []
+
+    play(scenario)
+
+
+def test_a_vector_that_cannot_come_is_refused_with_a_reason() -> None:
+    """A control link through a relay that carries no data leads to its owner."""
+
+    async def scenario(site: Site) -> None:
+        site.link = SimpleNamespace(relay=b"R" * 32)
+        ticket = await site.ask()
+        await asyncio.sleep(0.01)
+        with pytest.raises(ConnectError, match="neither can dial the other, and relay"):
+            await site.call("look_for_vector", ticket=ticket, timeout_s=0.0)
+        assert not any(isinstance(message, AskVector) for message in site.sent)
+        site.routes = ["relay:..."]
+        await site.ask()
+        await asyncio.sleep(0.01)
+        assert any(isinstance(message, AskVector) for message in site.sent)
 
     play(scenario)
 

@@ -1,0 +1,1 @@
+"""Make direct connections between two peers of which neither can be dialled."""

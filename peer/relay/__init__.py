@@ -1,0 +1,1 @@
+"""Carry bytes between two peers that cannot dial each other."""

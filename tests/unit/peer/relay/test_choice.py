@@ -1,0 +1,74 @@
+"""Through which relay a peer is reached: both ends meet at one, and bad ones come last."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.peer.relay.choice import FAULT_S, FAULTS_MAX, RelayChoice
+from atoll.peer.relay.silences import SILENT_LOOKS, Silences
+
+A, B = (name.encode() * 32 for name in "ab")
+RELAYS = [bytes([number]) * 32 for number in range(1, 9)]
+ids = st.binary(min_size=32, max_size=32)
+
+
+@given(ids, ids, st.lists(ids, unique=True, max_size=8))
+def test_both_ends_rank_alike_and_name_neither_end(
+    me: bytes, peer: bytes, others: list[bytes]
+) -> None:
+    mine = RelayChoice(me).rank(peer, [*others, me, peer], 0.0)
+    assert mine == RelayChoice(peer).rank(me, reversed([*others, me, peer]), 0.0)
+    assert set(mine) == set(others) - {me, peer}
+
+
+def test_pairs_are_spread_over_the_relays() -> None:
+    choice = RelayChoice(A)
+    peers = [number.to_bytes(32, "big") for number in range(400)]
+    firsts = Counter(choice.rank(peer, RELAYS, 0.0)[0] for peer in peers)
+    assert set(firsts) == set(RELAYS)
+    assert max(firsts.values()) < 100
+
+
+def test_a_relay_that_was_seen_to_damage_comes_last_for_a_while() -> None:
+    choice = RelayChoice(A)
+    best, *rest = choice.rank(B, RELAYS, 0.0)
+    assert choice.blame(best, 1.0)
+    assert not choice.blame(best, 2.0), "that is no news"
+    assert choice.rank(B, RELAYS, 3.0) == [*rest, best]
+    assert choice.rank(B, RELAYS, 2.0 + FAULT_S) == [best, *rest]
+
+
+def test_what_a_peer_says_of_a_relay_counts_for_the_way_to_it_alone() -> None:
+    choice, other = RelayChoice(A), b"o" * 32
+    best = choice.rank(B, RELAYS, 0.0)[0]
+    to_other = choice.rank(other, RELAYS, 0.0)
+    assert choice.blame(best, 0.0, B)
+    assert choice.rank(B, RELAYS, 1.0)[-1] == best
+    assert choice.rank(other, RELAYS, 1.0) == to_other
+
+
+def test_faults_that_are_remembered_are_bounded() -> None:
+    choice = RelayChoice(A)
+    for number in range(2 * FAULTS_MAX):
+        choice.blame(number.to_bytes(32, "big"), 0.0)
+    assert not choice.is_faulty(bytes(32), B, 1.0)
+    assert len(choice._faulty_until_s) == FAULTS_MAX
+
+
+# ---------------------------------------------------------------- silences
+
+
+def test_a_link_is_silent_when_nothing_has_come_for_some_looks() -> None:
+    silences = Silences()
+    for _ in range(SILENT_LOOKS):
+        silences.look({"one": 1.0, "two": 1.0})
+        assert not silences.is_silent("one")
+    silences.look({"one": 1.0, "two": 2.0})
+    assert silences.is_silent("one")
+    assert not silences.is_silent("two")
+    silences.look({"one": 3.0})
+    assert not silences.is_silent("one"), "it was heard"
+    assert not silences.is_silent("two"), "it is forgotten"

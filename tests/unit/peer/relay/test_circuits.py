@@ -1,0 +1,120 @@
+"""Which circuits a relay carries: tokens, limits, and how each moves from state to state."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from atoll.collectives.errors import LocalProtocolError
+from atoll.peer.relay.circuits import (
+    BULK_PER_PAIR_MAX,
+    CIRCUIT_TRANSITIONS,
+    CONTROL_PER_PAIR_MAX,
+    PER_JOINER_MAX,
+    PER_PEER_MAX,
+    TOTAL_MAX,
+    Circuit,
+    CircuitState,
+    CircuitTable,
+    CircuitTrigger,
+)
+from atoll.peer.relay.messages import TOKEN_S
+
+A, B, C = (name.encode() * 32 for name in "abc")
+
+
+def asked(table: CircuitTable, *, bulk: bool = False, is_member: bool = True) -> Circuit:
+    circuit = table.ask(A, B, 0.0, bulk=bulk, is_member=is_member)
+    assert isinstance(circuit, Circuit)
+    return circuit
+
+
+@pytest.mark.parametrize(("state", "trigger"), [*itertools.product(CircuitState, CircuitTrigger)])
+def test_a_circuit_moves_as_the_table_says_and_not_otherwise(
+    state: CircuitState, trigger: CircuitTrigger
+) -> None:
+    circuit = Circuit(1, A, B, 1.0, bulk=False)
+    circuit.state = state
+    if (state, trigger) in CIRCUIT_TRANSITIONS:
+        circuit.go(trigger)
+        assert circuit.state is CIRCUIT_TRANSITIONS[state, trigger]
+    else:
+        with pytest.raises(LocalProtocolError):
+            circuit.go(trigger)
+
+
+def test_both_ends_come_with_tokens_of_their_own_once_each() -> None:
+    table = CircuitTable()
+    circuit = asked(table)
+    first, second = circuit.tokens
+    assert first != second
+    assert table.come(second, 1.0) == (circuit, 1)
+    assert circuit.state is CircuitState.HALF
+    assert table.come(second, 1.0) is None, "again"
+    assert table.come(first, 1.0) == (circuit, 0)
+    assert circuit.state is CircuitState.JOINED
+    assert table.come(bytes(32), 1.0) is None
+
+
+def test_a_circuit_ends_when_an_end_does_not_come_in_time() -> None:
+    table = CircuitTable()
+    late, half, joined = asked(table), asked(table), asked(table)
+    table.come(half.tokens[0], 0.0)
+    for token in joined.tokens:
+        table.come(token, 0.0)
+    assert table.expire(TOKEN_S - 0.1) == []
+    assert table.expire(TOKEN_S) == [late, half]
+    assert list(table) == [joined]
+    assert table.come(late.tokens[0], 0.0) is None, "its tokens have gone with it"
+
+
+def test_a_token_that_is_too_old_is_no_good_before_anybody_looks() -> None:
+    table = CircuitTable()
+    assert table.come(asked(table).tokens[0], TOKEN_S) is None
+
+
+@pytest.mark.parametrize(
+    ("bulk", "is_member", "most"),
+    [
+        (False, True, CONTROL_PER_PAIR_MAX),
+        (True, True, BULK_PER_PAIR_MAX),
+        (True, False, PER_JOINER_MAX),
+    ],
+)
+def test_a_pair_has_so_many_circuits_and_those_that_end_make_room(
+    bulk: bool, is_member: bool, most: int
+) -> None:
+    table = CircuitTable()
+    for _ in range(most):
+        last = asked(table, bulk=bulk, is_member=is_member)
+    refusal = table.ask(B, A, 0.0, bulk=bulk, is_member=is_member)  # the pair, whoever asks
+    assert isinstance(refusal, str)
+    assert str(most) in refusal
+    assert table.end(last)
+    assert not table.end(last), "it has ended"
+    asked(table, bulk=bulk, is_member=is_member)
+
+
+def test_a_peer_and_a_relay_have_so_many() -> None:
+    table = CircuitTable()
+    others = (number.to_bytes(32, "big") for number in itertools.count())
+    for peer in itertools.islice(others, PER_PEER_MAX):
+        assert isinstance(table.ask(A, peer, 0.0, bulk=False, is_member=True), Circuit)
+    assert "one peer" in str(table.ask(A, C, 0.0, bulk=False, is_member=True))
+    while len(table) < TOTAL_MAX:
+        table.ask(next(others), next(others), 0.0, bulk=False, is_member=True)
+    refusal = table.ask(next(others), next(others), 0.0, bulk=False, is_member=True)
+    assert refusal == f"the relay carries {TOTAL_MAX} circuits already"
+
+
+def test_nobody_has_a_circuit_to_itself() -> None:
+    assert isinstance(CircuitTable().ask(A, A, 0.0, bulk=False, is_member=True), str)
+
+
+def test_those_of_one_peer_are_found() -> None:
+    table = CircuitTable()
+    one = asked(table)
+    other = table.ask(B, C, 0.0, bulk=True, is_member=True)
+    assert table.of(A) == [one]
+    assert table.of(B) == [one, other]

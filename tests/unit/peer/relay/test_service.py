@@ -1,0 +1,245 @@
+"""Peers that reach each other through a relay: real connections, whose direct way nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from atoll.collectives.errors import ConnectError
+from atoll.peer.net.relayed import Route, parse_route
+from atoll.peer.net.wire import message
+from atoll.peer.relay.circuits import PER_JOINER_MAX
+from atoll.peer.relay.messages import CircuitAsked, CircuitFault, CircuitOffered
+from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
+
+if TYPE_CHECKING:
+    from tests.unit.peer.conftest import Net, Node
+
+RATE = 1e9
+
+
+@message(wire="RelayNote")
+class RelayNote:
+    number: int
+
+
+class Relays:
+    """Name all relays to everybody, and note who is blamed."""
+
+    def __init__(self, *relays: bytes) -> None:
+        self.relays = relays
+        self.blamed: asyncio.Queue[tuple[bytes, str, bytes]] = asyncio.Queue()
+
+    def relays_to(self, peer: bytes, /, *, bulk: bool) -> tuple[bytes, ...]:
+        return self.relays
+
+    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
+        self.blamed.put_nowait((relay, why, said_by))
+
+
+async def starred(
+    net: Net, *names: str, rate: float = RATE, ciphers: tuple[str, ...] = CIPHERS
+) -> list[Node]:
+    """Return a relay, and peers that have dialled it, and which it knows as members."""
+    relay = net.node("r", relay_bytes_per_s=rate)
+    await relay.listen()
+    ends = [net.node(name, ciphers=ciphers) for name in names]
+    for end in ends:
+        await end.host.dial(relay.address)
+        end.host.known_relays = Relays(relay.id)
+    relay.members = {relay.id, *(end.id for end in ends)}
+    return [relay, *ends]
+
+
+def route(relay: Node, peer: Node) -> str:
+    return str(Route(relay.id, peer.id))
+
+
+def test_a_route_is_an_address_of_its_own() -> None:
+    one = Route(b"r" * 32, b"p" * 32)
+    assert parse_route(str(one)) == one
+    for text in ("relay:29600", f"{one}x", str(one).upper(), "127.0.0.1:1"):
+        assert parse_route(text) is None
+
+
+def test_two_that_have_dialled_a_relay_have_a_control_link_through_it(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b", rate=0.0)
+        assert await a.host.dial(route(relay, b), expect_peer=b.id) == b.id
+        await b.until(lambda: b.host.link_of(a.id))
+        for end, other in ((a, b), (b, a)):
+            link = end.host.link_of(other.id)
+            assert link is not None
+            assert (link.relay, link.proved_ip, link.is_local) == (relay.id, "", False)
+            assert link.remote_ip == "127.0.0.1", "as the relay states it"
+            assert end.host.tcp_info(other.id) == b"", "the kernel knows only the relay"
+            assert end.host.srtt_s(other.id) > 0
+            assert end.host.send(other.id, RelayNote(1))
+            await other.until(lambda: other.messages)  # noqa: B023  # awaited here
+        assert a.messages == [(b.id, RelayNote(1))]
+        circuits = relay.host.relay.status()["circuits"]
+        assert [(one["bulk"], one["count"]) for one in circuits] == [(False, 1)]
+
+    net.run(scenario())
+
+
+@pytest.mark.parametrize("ciphers", [CIPHERS, (), (CIPHER_NONE, *CIPHERS)])
+def test_data_goes_through_a_relay_sealed_or_in_tls_and_never_bare(
+    ciphers: tuple[str, ...], net: Net
+) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b", ciphers=ciphers)
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        stream = await a.host.open_data(b.id, "127.0.0.1:1")  # nobody dials that
+        assert stream.relay == relay.id
+        assert stream.cipher != CIPHER_NONE
+        await b.until(lambda: b.streams)
+        data, got = bytes(range(256)) * 4000, bytearray(1_024_000)
+        await asyncio.gather(
+            asyncio.to_thread(stream.sendall, data),
+            asyncio.to_thread(b.streams[0].recv_into, memoryview(got)),
+        )
+        assert bytes(got) == data
+        assert relay.host.relay.status()["carried_bytes"] > len(data)
+        stream.close()
+
+    net.run(scenario())
+
+
+def test_a_relay_without_a_rate_carries_no_data_and_says_so(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b", rate=0.0)
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        with pytest.raises(ConnectError, match="started without --relay"):
+            await a.host.open_data(b.id, "")
+        a.host.known_relays = Relays()
+        with pytest.raises(ConnectError, match="no way for data") as raised:
+            await a.host.open_data(b.id, "")
+        assert "--relay MBIT" in raised.value.fix
+
+    net.run(scenario())
+
+
+def test_a_relay_denies_what_leads_to_nobody_it_knows(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a = await starred(net, "a")
+        with pytest.raises(ConnectError, match="no connection of its own to"):
+            await a.host.dial(str(Route(relay.id, b"x" * 32)), expect_peer=b"x" * 32)
+        with pytest.raises(ConnectError, match="no connection to relay"):
+            await a.host.dial(str(Route(b"y" * 32, b"x" * 32)), expect_peer=b"x" * 32)
+
+    net.run(scenario())
+
+
+def test_whoever_is_no_member_yet_gets_few_circuits(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        relay.members = {relay.id, a.id}
+        link = relay.host.link_of(b.id)
+        assert link is not None
+        for number in range(PER_JOINER_MAX):
+            assert relay.host.relay._grant(link, CircuitAsked(number, a.id, True)) == ""
+        assert "8 circuits of one peer" in relay.host.relay._grant(
+            link, CircuitAsked(9, a.id, True)
+        )
+
+    net.run(scenario())
+
+
+def test_an_expelled_peer_loses_its_circuits(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        await b.until(lambda: b.ups[1:])
+        relay.host.drop(a.id, "banned", expelled=True)
+        await b.until(lambda: b.downs)
+        assert b.downs[0][0] == a.id
+        assert relay.host.relay.status()["circuits"] == []
+
+    net.run(scenario())
+
+
+def test_a_direct_link_takes_the_place_of_a_relayed_one_and_not_the_other_way(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        await b.until(lambda: b.host.link_of(a.id))
+        stream = await a.host.open_data(b.id, "")
+        await a.host.dial(await b.listen(), expect_peer=b.id, anew=True)
+        link = a.host.link_of(b.id)
+        assert link is not None
+        assert link.relay == b""
+        assert stream.is_outdated, "data goes the direct way from here on"
+        stream.close()
+        await a.host.dial(route(relay, b), expect_peer=b.id, anew=True)
+        assert a.host.link_of(b.id) is link
+        assert a.downs == [], "nobody was away"
+
+    net.run(scenario())
+
+
+def test_a_second_relay_stands_by_and_takes_over(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        second = net.node("s")
+        await second.listen()
+        for end in (a, b):
+            await end.host.dial(second.address)
+        second.members = {second.id, a.id, b.id}
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        await a.host.dial(route(second, b), expect_peer=b.id, anew=True)
+        await b.until(lambda: b.host.standby_of(a.id))
+        await relay.host.close()
+        await a.until(lambda: (b.id, "", 1) in a.ups[3:] or len(a.ups) > 3)
+        for end, other in ((a, b), (b, a)):
+            link = end.host.link_of(other.id)
+            assert link is not None
+            assert link.relay == second.id
+            assert end.host.standby_of(other.id) is None
+        assert a.host.send(b.id, RelayNote(2))
+        await b.until(lambda: b.messages)
+
+    net.run(scenario())
+
+
+def test_garbage_for_a_token_is_refused(net: Net) -> None:
+    async def scenario() -> None:
+        relay, _ = await starred(net, "a")
+        host, port = relay.address.split(":")
+        for opening in (b"\xa8" + bytes(32), b"\xa8" + bytes(5)):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(opening)
+            writer.write_eof()
+            assert await reader.read() == b""
+            writer.close()
+        assert relay.host.relay.status()["circuits"] == []
+
+    net.run(scenario())
+
+
+def test_an_offer_that_leads_nowhere_is_logged_and_forgotten(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a = await starred(net, "a")
+        relay.host.send(a.id, CircuitOffered(bytes(32), b"x" * 32, "192.0.2.1"))
+        await a.until(lambda: any("no circuit to" in line for line in a.logs))
+
+    net.run(scenario())
+
+
+def test_a_peer_is_told_of_a_relay_that_damages_what_it_sends(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        await b.until(lambda: b.host.link_of(a.id))
+        b.host.on_fault(a.id, relay.id, "record 3 is not authentic", True)
+        known = a.host.known_relays
+        assert isinstance(known, Relays)
+        async with asyncio.timeout(20):
+            blamed, why, said_by = await known.blamed.get()
+        assert (blamed, said_by) == (relay.id, b.id)
+        assert "record 3 is not authentic" in why
+        assert "RelayNote" not in repr(CircuitFault(relay.id, why))
+
+    net.run(scenario())
