@@ -146,7 +146,7 @@ def relay_wanted(outbound: int, voters: int, relays: Sequence[str], bulk: int) -
         who = f"only {_some(relays)} relays" if relays else "nobody relays"
         lacks.append(f"{who} between them, and without a relay they cannot elect a coordinator")
     if not bulk:
-        lacks.append("no relay carries data, so two of them exchange none")
+        lacks.append("no relay carries data of those that do not meet directly")
     return (
         f"{outbound} of {voters} voters are outbound: {'; '.join(lacks)}. Start one more peer where"
         f" it can be dialled: `atoll join INVITE --witness --relay 20` ({PAGE})"

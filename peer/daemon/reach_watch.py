@@ -381,6 +381,8 @@ class ReachWatch:
         relays = [peer for peer in voters if peer not in outbound]
         bulk = sum(self._relays_data(peer) for peer in relays)
         text = relay_wanted(len(outbound), len(voters), list(map(short, relays)), bulk)
+        if self.own.outbound and not any(map(self._needs_relay, outbound)):
+            text = ""  # they have met directly, as far as this peer is concerned
         if not text:
             self._wanting_since_s = None
         elif self._wanting_since_s is None:
@@ -388,6 +390,11 @@ class ReachWatch:
         elif now_s - self._wanting_since_s >= WANTING_S and text != self._wanted:
             self._wanted = text
             self._daemon.note("reach", text)
+
+    def _needs_relay(self, peer: bytes) -> bool:
+        """Return whether this peer has no way to ``peer``, or one through a relay."""
+        link = self._host.link_of(peer)
+        return peer != self._node.me.peer and (link is None or bool(link.relay))
 
     def _relays_data(self, peer: bytes) -> bool:
         own = peer == self._node.me.peer
