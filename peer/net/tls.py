@@ -282,6 +282,20 @@ def _kernel_rtt_s(sock: socket.socket) -> float:
     return float(RTT_US.unpack(info)[0]) / 1e6 if len(info) == RTT_US.size else 0.0
 
 
+async def receive_exactly(sock: socket.socket, count: int) -> bytes:
+    """Return the next ``count`` bytes of a connection; whoever calls limits how long that takes.
+
+    Raises ConnectionResetError if it ends before.
+    """
+    loop, data = asyncio.get_running_loop(), b""
+    while len(data) < count:
+        piece = await loop.sock_recv(sock, count - len(data))
+        if not piece:
+            raise ConnectionResetError("the other side closed the connection")
+        data += piece
+    return data
+
+
 def is_local(sock: socket.socket) -> bool:
     """Return whether both ends of this connection have one address: they are on this machine."""
     if is_indirect(sock):

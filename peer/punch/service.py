@@ -24,7 +24,7 @@ from atoll.peer.net.connection_limits import origin_of, plain_ip
 from atoll.peer.net.invite import format_address
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.punched import PunchedSocket, punched
-from atoll.peer.net.tls import reason_of
+from atoll.peer.net.tls import reason_of, receive_exactly
 from atoll.peer.punch.course import (
     OBSERVERS_MAX,
     REFUSED_S,
@@ -178,7 +178,7 @@ class PunchService:
 
     async def observe(self, sock: socket.socket) -> None:
         """Take a connection behind OBSERVE_FIRST_BYTE, or raise; say where it comes from."""
-        token = await _exactly(sock, TOKEN_BYTES)
+        token = await receive_exactly(sock, TOKEN_BYTES)
         peer, number, _ = self._tokens.pop(token, (b"", 0, 0.0))
         if not peer:
             raise RemoteProtocolError("a connection to be observed that nobody has announced")
@@ -486,7 +486,7 @@ async def _prove(sock: socket.socket, preamble: Preamble) -> None:
     sock.setblocking(False)
     async with asyncio.timeout(PROOF_S):
         await asyncio.get_running_loop().sock_sendall(sock, preamble.own)
-        preamble.check(await _exactly(sock, PREAMBLE_BYTES))
+        preamble.check(await receive_exactly(sock, PREAMBLE_BYTES))
 
 
 async def _hold(sock: socket.socket) -> None:
@@ -498,16 +498,6 @@ async def _hold(sock: socket.socket) -> None:
         pass
     finally:
         sock.close()
-
-
-async def _exactly(sock: socket.socket, count: int) -> bytes:
-    loop, data = asyncio.get_running_loop(), b""
-    while len(data) < count:
-        piece = await loop.sock_recv(sock, count - len(data))
-        if not piece:
-            raise ConnectionResetError("the other side closed the connection")
-        data += piece
-    return data
 
 
 def _what(error: BaseException) -> str:

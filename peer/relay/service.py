@@ -21,6 +21,7 @@ from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.dial import RELAY, Dial
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.relayed import RelayedSocket, Route, relayed
+from atoll.peer.net.tls import receive_exactly
 from atoll.peer.net.wire import encode, frame
 from atoll.peer.relay.circuits import Circuit, CircuitState, CircuitTable
 from atoll.peer.relay.messages import (
@@ -178,7 +179,7 @@ class RelayService:
 
     async def take(self, sock: socket.socket) -> None:
         """Take the connection of an end, behind CIRCUIT_FIRST_BYTE, or raise."""
-        token = await _exactly(sock, TOKEN_BYTES)
+        token = await receive_exactly(sock, TOKEN_BYTES)
         found = self._table.come(token, self._loop.time())
         if found is None:
             raise RemoteProtocolError("a circuit whose token is not known, or not any more")
@@ -299,7 +300,7 @@ class RelayService:
         """Return what the relay says when both ends are there. Raises ConnectError and OSError."""
         try:
             async with asyncio.timeout(JOIN_TIMEOUT_S):
-                return await _exactly(sock, len(JOINED))
+                return await receive_exactly(sock, len(JOINED))
         except TimeoutError as error:  # the other end's fault as likely as the relay's
             what = f"the other end has not come to relay {short(relay)} in {JOIN_TIMEOUT_S:g} s"
             raise ConnectError(what, stage=RELAY) from error
@@ -374,13 +375,3 @@ class RelayService:
             except BaseException:
                 sock.close()
                 raise
-
-
-async def _exactly(sock: socket.socket, count: int) -> bytes:
-    loop, data = asyncio.get_running_loop(), b""
-    while len(data) < count:
-        piece = await loop.sock_recv(sock, count - len(data))
-        if not piece:
-            raise ConnectionResetError("the other side closed the connection")
-        data += piece
-    return data

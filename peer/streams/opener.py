@@ -38,7 +38,7 @@ from atoll.peer.net.dial import Dial
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.punched import meeting
 from atoll.peer.net.relayed import proved_ip_of, shown
-from atoll.peer.net.tls import TlsSocket
+from atoll.peer.net.tls import TlsSocket, receive_exactly
 from atoll.peer.streams.congestion import Congestion
 from atoll.peer.streams.keys import (
     CIPHER_NONE,
@@ -736,7 +736,7 @@ async def open_stream(sock: socket.socket, granted: StreamGranted) -> bytes:
     loop, handshake = asyncio.get_running_loop(), Handshake(granted)
     async with asyncio.timeout(OPENING_TIMEOUT_S):
         await loop.sock_sendall(sock, handshake.opening(secrets.token_bytes(RANDOM_BYTES)))
-        greeting = await _exactly(sock, GREETING_BYTES)
+        greeting = await receive_exactly(sock, GREETING_BYTES)
         await loop.sock_sendall(sock, handshake.answer(greeting))
     return handshake.secret()
 
@@ -749,7 +749,7 @@ async def accept_stream(sock: socket.socket, grants: Grants) -> AcceptedStream:
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(OPENING_TIMEOUT_S):
-        opening = bytes((STREAM_FIRST_BYTE,)) + await _exactly(sock, OPENING_BYTES - 1)
+        opening = bytes((STREAM_FIRST_BYTE,)) + await receive_exactly(sock, OPENING_BYTES - 1)
         conn_id = conn_id_of(opening)
         grant = grants.find(conn_id, loop.time())
         if grant is None:
@@ -760,17 +760,7 @@ async def accept_stream(sock: socket.socket, grants: Grants) -> AcceptedStream:
         handshake = Handshake(grant.granted)
         greeting = handshake.greeting(opening, secrets.token_bytes(RANDOM_BYTES))
         await loop.sock_sendall(sock, greeting)
-        handshake.finish(await _exactly(sock, DIALLER_PROOF_BYTES))
+        handshake.finish(await receive_exactly(sock, DIALLER_PROOF_BYTES))
     if grants.take(conn_id, loop.time()) is not grant:
         raise RemoteProtocolError("a data stream whose id has been used meanwhile")
     return AcceptedStream(grant.peer, cipher, handshake.secret(), conn_id)
-
-
-async def _exactly(sock: socket.socket, count: int) -> bytes:
-    loop, data = asyncio.get_running_loop(), b""
-    while len(data) < count:
-        piece = await loop.sock_recv(sock, count - len(data))
-        if not piece:
-            raise ConnectionResetError("the other side closed the connection")
-        data += piece
-    return data

@@ -23,7 +23,7 @@ SIZES = {1: 4, 4: 16}
 
 
 class Asked(NamedTuple):
-    """What a client has asked for: the type of address on the wire (3: a name), and where to."""
+    """Hold what a client has asked for: the type of address (3: a name), and where to."""
 
     kind: int
     host: str

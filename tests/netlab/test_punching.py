@@ -114,7 +114,7 @@ def test_two_outbound_of_four_meet_directly(tmp_path: Path) -> None:
 
 
 def test_a_punched_connection_that_a_router_forgets_is_replaced(tmp_path: Path) -> None:
-    """What its router has forgotten is reset or dropped; the relay carries on meanwhile."""
+    """Replace what a router has forgotten and resets or drops; the relay carries on meanwhile."""
     with homes(tmp_path, "a", {"b": "restricted", "c": "restricted"}, witnesses="a") as (lab, run):
         run.form("abc")
         both = [("b", "c"), ("c", "b")]

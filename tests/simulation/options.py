@@ -272,7 +272,7 @@ def _with_pairs(plain: Options) -> Options:
 
 
 def _with_relays(plain: Options) -> Options:
-    """Who can be dialled carries the links of those who cannot, and perhaps their data."""
+    """Let who can be dialled carry the links of those who cannot, and perhaps their data."""
     luck = random.Random(f"relays {plain.seed}")
     if not (plain.outbound or plain.unlinkable) or luck.random() >= RELAYS_SHARE:
         return plain

@@ -1,4 +1,4 @@
-"""What relays leave of ways, which plans use them, and how many bytes they carry."""
+"""Test what relays leave of ways, which plans use them, and how many bytes they carry."""
 
 from __future__ import annotations
 

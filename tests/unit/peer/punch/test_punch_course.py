@@ -1,4 +1,4 @@
-"""What one punch goes through, what observers' answers mean, and what is remembered of a pair."""
+"""Test what a punch goes through, what observers' answers mean, what is kept of a pair."""
 
 from __future__ import annotations
 
