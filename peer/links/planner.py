@@ -123,14 +123,14 @@ class Planner:
         """Make a plan if there is none that suits, and this peer is to make it."""
         node, state, training = self._node, self._replica.state, self._training()
         participants, apart, relayed = training
+        if owners := self._witness_owner(participants):  # a witness has no state, and may lead
+            self._say_owner(owners, len(participants))
+            return
         plannable = state is not None and not state.spec.is_asynchronous  # who is in it changes
         if node.view is None or state is None or not plannable or len(participants) < 2:
             self._made_for, self._gaps_s, self.predicted_s = (), float("inf"), 0.0
             return
         now_s, (grid, codec) = self._loop.time(), _reduced(state, len(participants))
-        if owner := self._witness_owner(participants):
-            self._say_owner(owner, len(participants), grid, codec)
-            return
         ways_by_relay = relayed_ways(participants, relayed, self._daemon.relays())
         rates = tuple(sorted(ways_by_relay.bytes_per_s.items()))
         made_for = (node.view.lineage, node.view.number, *training, rates, grid, codec)
@@ -203,8 +203,12 @@ class Planner:
         lead = self._node.coordinator
         return lead.eligibility.helper(STEP, participants, 0) if lead is not None else None
 
-    def _say_owner(self, owners: Owners, count: int, grid: ChunkGrid, codec: Decoder) -> None:
+    def _say_owner(self, owners: Owners, count: int) -> None:
+        """Say what a witness that owns all moves in each round of so many participants."""
         self._made_for, self._gaps_s, self.predicted_s = (), float("inf"), 0.0
+        if not owners.elements:
+            return  # nobody has said yet what is reduced
+        codec, grid = get_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)
         parts = size(count * codec.part_codec.encoded_bytes(grid.total))
         results = size(count * codec.encoded_bytes(grid.total))
         said = f"{owners.why}; of each round {parts} come to it and {results} go from it"

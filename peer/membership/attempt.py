@@ -73,7 +73,6 @@ class Attempt:
     audited: bool = False  # a result is there once most participants have verified it
     silence: Silence = field(default_factory=Silence)  # of its participants, as it is now
     detours: tuple[bytes, ...] = ()  # witnesses that could own, if a path has to be avoided
-    bad_paths: set[Pair] = field(default_factory=set)  # not to be used by the next attempt
     is_stall: bool = False  # it has ended because no byte moved, and nobody knows why
     able: set[bytes] = field(default_factory=set)  # who may own parts, where others can do without
     broken: set[Pair] = field(default_factory=set)  # it has ended because of these paths
@@ -288,8 +287,9 @@ class Attempt:
             self._note_retry(self._why_without(dead))
             return tuple(peer for peer in participants if peer not in dead)
         if stalled:
-            excluded = self.cover(self._without_paths(self.misses))
-            self.is_stall = not (excluded or self.bad_paths)
+            misses, self.broken = self._blamed()
+            excluded = self.cover(misses)
+            self.is_stall = not (excluded or self.broken)
             self._note_retry(f"no data for {duration(self._stall_s)}", without=excluded)
             return tuple(peer for peer in participants if peer not in excluded)
         return self._without_broken_edges(now_s, links)
@@ -343,19 +343,16 @@ class Attempt:
             self._missed_s = now_s
         waited_s = now_s - self._missed_s
         patient = waited_s < self.timing.repair_s
-        cover = self.cover(self.misses)
-        is_clear = self._is_clear(cover)
+        misses, paths = self._blamed()
+        cover = self.cover(misses)
+        is_clear = bool(cover) and self._is_clear(cover)
         if not own and not is_clear and waited_s >= self.timing.repair_s / 2:
             self.broken = self._paths_to_avoid(links)
+        if paths and not (patient or cover):
+            self.broken |= paths
         if self.broken:
             self._note_retry(f"data links are broken: {_shown(self.broken)}")
             return self.participants
-        if not patient:
-            cover = self.cover(self._without_paths(self.misses))
-            if self.bad_paths and not cover:
-                what = f"what is between {_shown(self.bad_paths)} does not carry their data"
-                self._note_retry(what)
-                return self.begin.participants
         excluded = own if patient and not is_clear else cover
         if not excluded & set(self.begin.participants):
             return None
@@ -363,8 +360,8 @@ class Attempt:
         self._note_retry(f"{what}: {_named(excluded)}")
         return tuple(peer for peer in self.begin.participants if peer not in excluded)
 
-    def _without_paths(self, misses: Mapping[bytes, Collection[bytes]]) -> dict[bytes, set[bytes]]:
-        """Return the broken edges of which an end may be to blame, and note all others.
+    def _blamed(self) -> tuple[dict[bytes, set[bytes]], set[Pair]]:
+        """Return the reports for which an end may be to blame, and the paths of all others.
 
         Where a relay carries data, or a witness owns them, that is to blame first: another one, or
         none, is tried before somebody who lives and trains is left out. So is the path between two
@@ -373,28 +370,25 @@ class Attempt:
         """
         helpers, links = self.begin.helpers, self.links
         found: dict[bytes, set[bytes]] = {}
-        for reporter, named in misses.items():
+        paths: set[Pair] = set()
+        for reporter, named in self.misses.items():
             for peer in named:
                 ends = {reporter, peer}
                 if reporter == peer and peer in helpers:  # it can do nothing for anybody
-                    self.bad_paths |= {_pair(peer, other) for other in self.begin.participants}
+                    paths |= {_pair(peer, other) for other in self.begin.participants}
                 elif len(ends) > 1 and (
                     links.are_relayed(reporter, peer)
                     or ends & {*helpers}
                     or any(links.reaches(other, ends) for other in self.detours)
                 ):
-                    self.bad_paths.add(_pair(reporter, peer))
+                    paths.add(_pair(reporter, peer))
                 else:
                     found.setdefault(reporter, set()).add(peer)
-        return found
+        return found, paths
 
     def _paths_to_avoid(self, links: LinkGraph) -> set[Pair]:
         """Return the edges that are reported, if the next attempt can do without them."""
-        edges = {
-            (min(reporter, peer), max(reporter, peer))
-            for reporter, named in self.misses.items()
-            for peer in named
-        }
+        edges = {_pair(reporter, peer) for reporter, named in self.misses.items() for peer in named}
         at_an_end = {peer for edge in edges for peer in edge}
         everyone = self.begin.participants
         owns = any(links.reaches(peer, everyone) for peer in self.able - at_an_end)

@@ -347,8 +347,6 @@ class Coordinator:
             self._give_up(begin.round, now_s)
             return
         del self.attempts[begin.round]
-        if attempt.bad_paths:
-            self.roster.break_paths(attempt.bad_paths, now_s, is_stall=False)
         dropped = {*begin.participants} & alive - {*participants} - attempt.restarted
         self.eligibility.flaky_peers.blame(begin.round, dropped, now_s)
         # Of a disputed attempt nothing is kept: nobody knows whose chunks are right.

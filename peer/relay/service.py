@@ -161,7 +161,7 @@ class RelayService:
             return "this relay's system cannot carry circuits"
         if asked.bulk and not self._port.relay_bytes_per_s:
             return "it carries no data for others: it was started without --relay"
-        if link.relay or other is None or other.relay:
+        if other is None or not (_leads_here(link) and _leads_here(other)):
             return f"it has no connection of its own to {short(peer)}"
         is_member = self._port.is_member(asker) and self._port.is_member(peer)
         now_s = self._loop.time()
@@ -375,3 +375,8 @@ class RelayService:
             except BaseException:
                 sock.close()
                 raise
+
+
+def _leads_here(link: ControlLink) -> bool:
+    """Return whether the other end of a link can dial this peer, which is what it has to do."""
+    return not (link.relay or link.is_punched)

@@ -1,4 +1,7 @@
-"""One of three peers can only dial out: every method, collectives, audits and archives work."""
+"""Try every method, collectives, audits and archives where peers can only dial out.
+
+That is one of three; or two, which reach each other through the third, and not directly.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,35 @@ from atoll.peer.lab.lab import Lab
 pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
 
 NAMES, OUTBOUND = "abc", "c"
+OVER_A_RELAY = "two over a relay"
 FULL_ROUNDS = 3  # with everybody, as each of them sees it
 GROUPS = {"NoLoCo": 2}  # how many are in a step of those methods where it is not everybody
 
 
-@pytest.fixture(scope="module")
-def lab(routers: None) -> Iterator[Lab]:
-    with Lab(3, rate_mbit=100.0, rtt_ms=10.0, nat={2: "restricted"}) as made:
+@pytest.fixture(
+    scope="module",
+    params=[{2: "restricted"}, {1: "symmetric", 2: "symmetric"}],
+    ids=["one", OVER_A_RELAY],
+)
+def lab(routers: None, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    with Lab(3, rate_mbit=100.0, rtt_ms=10.0, nat=request.param) as made:
         yield made
+
+
+def relays(name: str) -> tuple[str, ...]:
+    """Return the options of a daemon: who can be dialled relays."""
+    return ("--relay", "100") if name == "a" else ()
 
 
 @pytest.fixture
-def run(lab: Lab, tmp_path: Path) -> Iterator[Fleet]:
+def run(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     with fleet(tmp_path, LabNet(lab)) as made:  # type: ignore[arg-type]  # as much as needed
+        made.options = relays
         made.form(NAMES)
         yield made
+        if OVER_A_RELAY in request.node.name:
+            carried = made.peers["a"].status()["relay"]["carried_bytes"]
+            assert carried > 0, "the two have reached each other through it"
 
 
 def model(seed: int = 1) -> nn.Module:
@@ -75,7 +92,7 @@ def loop(method: str, session: Session) -> tuple[Any, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("method", EVERY_METHOD)
-def test_every_method_trains_with_a_peer_that_can_only_dial_out(run: Fleet, method: str) -> None:
+def test_every_method_trains_with_peers_that_can_only_dial_out(run: Fleet, method: str) -> None:
     """Everybody sees rounds of everybody, and goes on until all have."""
     full = GROUPS.get(method, len(NAMES))
     seen = dict.fromkeys(NAMES, 0)
@@ -99,7 +116,7 @@ def test_every_method_trains_with_a_peer_that_can_only_dial_out(run: Fleet, meth
         trainers.each_own({n: lambda s, n=n: train(s, n) for n in NAMES})
 
 
-def test_collectives_of_a_session_with_a_peer_that_can_only_dial_out(run: Fleet) -> None:
+def test_collectives_of_a_session_with_peers_that_can_only_dial_out(run: Fleet) -> None:
     vector = torch.arange(200_000, dtype=torch.float32)
 
     def in_all(call: Callable[[str, Session], Any]) -> list[Any]:
@@ -131,7 +148,7 @@ def test_collectives_of_a_session_with_a_peer_that_can_only_dial_out(run: Fleet)
         assert in_all(gathered) == 3 * [[b"a", b"b", b"c"]]
 
 
-def test_audited_rounds_with_a_peer_that_can_only_dial_out(run: Fleet) -> None:
+def test_audited_rounds_with_peers_that_can_only_dial_out(run: Fleet) -> None:
     start = threading.Barrier(len(NAMES))
 
     def train(session: Session) -> torch.Tensor:
@@ -160,6 +177,7 @@ def test_an_archive_that_can_only_dial_out_keeps_checkpoints_and_serves(
 ) -> None:
     """Let a peer that comes back load what it lacks while the archive follows."""
     with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much as needed
+        run.options = relays
         run.form("ab")
         folder = tmp_path / "kept"
         archive = run.start(

@@ -6,16 +6,18 @@ import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.full_rounds import ELEMENTS, ROUNDS, assert_goes_on, assert_trains
 from harness.labnet import LabNet
-from harness.processes import Fleet, fleet, until
+from harness.processes import NET_PORT, Fleet, fleet, until
 
 from atoll.peer.lab.lab import Lab
 from atoll.peer.net.identity import Home
+from atoll.peer.net.invite import Invite
 from atoll.peer.relay.choice import RelayChoice
 
 pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
@@ -97,6 +99,23 @@ def test_without_a_relay_for_data_the_control_link_is_relayed_all_the_same(tmp_p
     with homes(tmp_path, "a", "bc", mbit="") as (_, run):
         run.form("abc")
         until(lambda: via(run, "b")["c"] == "a", "b and c meet at a", *run.peers.values())
+
+
+def test_ipv6_only_and_ipv4_only_train_through_a_dual_stack_relay(tmp_path: Path) -> None:
+    with (
+        Lab(3, rate_mbit=MBIT, rtt_ms=TRIP_MS, families={0: "46", 2: "6"}) as lab,
+        fleet(tmp_path, LabNet(lab)) as run,  # type: ignore[arg-type]  # as much of a net as needed
+    ):
+        dual = "--listen", f"[::]:{NET_PORT}", "--advertise", lab.address(0)
+        run.options = lambda name: (*dual, "--relay", RELAY_MBIT, "--witness") * (name == "a")
+        founder = run.up("a")
+        run.join("b")
+        # The same invite, with the other address of its machine.
+        run.join("c", str(replace(Invite.parse(founder.invite), host=lab.address(0, "6"))))
+        for name in "abc":
+            run.sees(name, 3)
+        assert_trains(run, "bc", inner_s=INNER_S)
+        assert via(run, "b")["c"] == "a"
 
 
 # ---------------------------------------------------------------- who dies
