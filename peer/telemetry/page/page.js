@@ -158,7 +158,7 @@ function showStatus() {
 
 const lastEvent = (kind) => state.events.findLast((event) => event.kind === kind)?.text ?? "";
 
-// What a round should take, and by how much the last ones differ: `atoll status` says the same.
+// What a round should take, and by how much the median of the last ones differs, as in `atoll status`.
 function predicted(times) {
   if (!times?.predicted_s) return "";
   const beyond = Math.round(100 * (times.measured_s / times.predicted_s - 1));
@@ -173,7 +173,8 @@ function showGlance() {
   tiles("glance", [
     ["Round", (status?.round || newestRound()).toLocaleString("en")],
     ["Peers", training ? `${members}, ${training} training` : members],
-    ["Time per round", roundTime() ? duration(roundTime()) : "–"],
+    ["Time per round, mean", roundTime() ? duration(roundTime()) : "–"],
+    ["Median of the last", status?.round_time ? duration(status.round_time.measured_s) : ""],
     ["Predicted", predicted(status?.round_time)],
     [heldout.length ? "Training loss, mean" : "Loss, mean", losses.length ? plain(average(losses)) : "–"],
     ["Held-out loss, mean", heldout.length ? plain(average(heldout)) : ""],
