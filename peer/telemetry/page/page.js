@@ -268,8 +268,9 @@ function showCharts() {
   const phases = [["training", "compute_s", 0], ["waiting", "wait_s", 1], ["exchange", "exchange_s", 2]].map(([name, figure, style]) => ({
     name, style, values: times.map((_, i) => average(among.map((peer) => series.peers[peer][figure][i]))),
   }));
-  const begin = Math.max(0, phases[0].values.findIndex((v) => v !== null));
-  lineChart(at("share"), { times: times.slice(begin), lines: phases.map((p) => ({ ...p, values: filled(p.values.slice(begin)) })), format: duration, stacked: true, label: "Training, waiting and exchange per round, mean of the peers" });
+  // From the first round to the last: what comes after that are no rounds.
+  const known = (v) => v !== null, part = [Math.max(0, phases[0].values.findIndex(known)), phases[0].values.findLastIndex(known) + 1];
+  lineChart(at("share"), { times: times.slice(...part), lines: phases.map((p) => ({ ...p, values: filled(p.values.slice(...part)) })), format: duration, stacked: true, label: "Training, waiting and exchange per round, mean of the peers" });
   showBytes(series);
 }
 
