@@ -134,6 +134,8 @@ check: $(STAMP)
 
 # What a unit starts is on the machine that it is made for, and not here.
 check-deploy: $(DEPLOY)/.ready
+	@for tool in shellcheck systemd-analyze; do command -v $$tool > /dev/null || \
+	    { echo "install $$tool first (apt-get install shellcheck systemd)"; exit 1; }; done
 	shellcheck deploy/slurm.sh
 	$(DEPLOY)/bin/hadolint deploy/Dockerfile
 	ATOLL_SECRET=none $(DEPLOY)/bin/docker-compose -f deploy/compose.yaml config --quiet

@@ -39,13 +39,14 @@ def main() -> None:
     for step in count(1):
         loss = model.loss(*batches.next())
         loss.backward()
+        outer.report(loss=loss)  # for the daemon's log and `atoll top`: the mean of each round
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         if step % args.sync_every == 0:
             with outer.outer_parameters():  # (2) evaluate what the run has, not what we have
                 heldout = heldout_loss(model, text)
-            outer.peer.report(loss=loss.item(), heldout_loss=heldout)  # for `atoll status`
+            outer.peer.report(heldout_loss=heldout)  # for `atoll status`
             print(
                 f"round {outer.peer.round}  step {step}  loss {loss.item():.3f}  "
                 f"held-out {heldout:.3f} nats per byte",
@@ -53,6 +54,7 @@ def main() -> None:
             )
             if outer.peer.round >= args.rounds:
                 break
+    print(f"done: the run has {outer.peer.round} rounds (--rounds)", flush=True)
     outer.close()  # (3)
 
 

@@ -36,12 +36,13 @@ from atoll.optim.sessions import AnySession
 from atoll.peer.client.console import say
 
 try:
-    from transformers import Trainer, TrainerCallback
+    from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_utils import get_last_checkpoint
 except ImportError as error:
     raise missing("transformers", error) from error
 
 FOLDER = "atoll"  # in a checkpoint of the trainer
+DEFAULT_SEED = TrainingArguments.__dataclass_fields__["seed"].default
 
 
 class AtollCallback(TrainerCallback):
@@ -76,6 +77,11 @@ class AtollCallback(TrainerCallback):
         if self._trainer is None:  # it was added later
             self._stand_before(_trainer_of(self))
         self.close()
+        if args.data_seed is None and args.seed == DEFAULT_SEED:
+            say(
+                f"samples are drawn by the seed {DEFAULT_SEED}, as on every machine that sets none:"
+                " give each a data_seed of its own in TrainingArguments, or data of its own"
+            )
         self.outer = self._make(given["model"], given["optimizer"])
         if state.global_step:
             self.outer.load(self._checkpoint(args, state) / FOLDER)

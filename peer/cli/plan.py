@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, NoDaemonError
 from atoll.peer.cli.doctor import parameter_count
 from atoll.peer.net.identity import default_home
 
@@ -105,7 +105,11 @@ def _running(parsed: argparse.Namespace, defaults: HostDefaults) -> RunSketch:
     from atoll.peer.plan.sources import sketch_of_run
     from atoll.peer.telemetry.event_file import read
 
-    status = ask(parsed.home, "status")
+    try:
+        status = ask(parsed.home, "status")
+    except NoDaemonError as error:
+        fix = f"list the machines: --links FILE; or, for a run here, {error.fix}"
+        raise NoDaemonError(error.what, fix=fix) from None
     since_s = time.time() - LOOKED_BACK_S
     rows = [row for row in read(default_home(parsed.home), since_s) if row["kind"] == "row"]
     return sketch_of_run(status, rows, defaults, parsed.parameters or 0)

@@ -38,7 +38,8 @@ class IpcClient:
         if not answers(socket_path(home, LIFELINE)):
             raise NoDaemonError(
                 f"no daemon runs at {home}",
-                fix="start one with `atoll up` or `atoll join`, or give its folder with --home",
+                fix="start one with `atoll up`, `atoll join` or `atoll run`, or give its folder:"
+                " --home DIR, ATOLL_HOME",
             )
         # zmq reserves ids that begin with zero.
         self.identity = b"\1" + secrets.token_bytes(CLIENT_ID_BYTES - 1)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from atoll.collectives.units import listed
+from atoll.collectives.units import listed, size
 from atoll.peer.daemon.ports import RoundLinesPort
 from atoll.peer.membership.messages import Begin
 from atoll.peer.membership.view import View, plain, short
@@ -259,7 +259,7 @@ class RoundLines:
         more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
         who = f"{len(names)} peer{'s' if len(names) > 1 else ''}"
         text = f"{what}  {who} ({', '.join(names[:NAMES_MAX])}{more})  {took_s:.1f} s{tail}"
-        text += f"  {sent / 1e6:.1f} MB sent"
+        text += f"  {size(sent)} sent"
         loss = self._daemon.new_loss() if with_loss else None
         if loss is not None:
             text += f"  loss {loss:.4g}"

@@ -127,10 +127,12 @@ def survives(view: View | None, keepers: Collection[bytes]) -> str:
     if not kept:
         return "no power cut of all: nobody keeps rounds on its disk"
     names, half = [short(peer) for peer in view.peers], len(view.peers) // 2
+    if len(names) == 2 and names[0] in kept:  # the tie-breaker has half of the votes, and the state
+        return f"a power cut of all, when this one is back: {names[0]}"
     text = f"any {half + 1} of {listed(names)}" if half + 1 < len(names) else listed(names)
-    if 2 * half == len(names):  # half with the tie-breaker are a quorum, too
+    if 2 * half == len(names) > 2:  # half with the tie-breaker are a quorum, too
         text += f", or {names[0]}" + (f" and {half - 1} more of them" if half > 1 else "")
-    if len(kept) < len(names):  # a vote of somebody else may have made up for a disk
+    if len(kept) < len(names) > half + 1:  # a vote of somebody else may have made up for a disk
         text += f", among them one that has the last round (kept by {listed(kept)})"
     return f"a power cut of all, when these are back: {text}"
 

@@ -26,7 +26,7 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     VersionError,
 )
-from atoll.collectives.units import duration
+from atoll.collectives.units import count, duration
 
 DAEMON, SCRIPT = "daemon", "script"  # the two processes
 
@@ -285,8 +285,10 @@ class Supervisor:
         pause_s = process.restarts.pause_s(process.began_s, now_s)
         lived = duration(now_s - process.began_s)
         if pause_s is None:
-            limit, window = process.restarts.limit, duration(RESTARTS_WINDOW_S)
-            of = f"after {limit} restarts within {window}" if limit else "and restarts are off"
+            limit = process.restarts.limit
+            of = "and restarts are off"
+            if limit:
+                of = f"after {count(limit, 'restart')} within {duration(RESTARTS_WINDOW_S)}"
             self._end(event.code, f"the {process.which} {event.how}, {of}: giving up", now_s)
             return
         process.start_s = now_s + pause_s

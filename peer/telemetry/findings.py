@@ -20,6 +20,7 @@ PRESENT_MIN_S = 60.0  # rows of large views come that rarely (reporter.py), and 
 WAIT_SHARE_MIN = 0.05  # of a round: less than that nobody would want to mend
 EXCHANGE_SHARE_MIN = 0.5  # of a round: from there on links decide how fast the run is
 LONGER = 1.2  # times what the others have: what is less is noise
+EXPLAINS_MIN = 0.5  # of the wait for a peer: its longer training is why they wait
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by peer, the oldest first
 Links = Mapping[str, Sequence[Mapping[str, Any]]]  # by who has measured them
@@ -52,9 +53,9 @@ def who_is_slow(rows: Rows, links: Links) -> Slowness:
         if share >= WAIT_SHARE_MIN:
             text = (
                 f"{peer} is slow: the others wait {duration(blamed[peer])} of each"
-                f" {duration(took_s)} round for it ({share:.0%}){_why(peer, last, training)}"
+                f" {duration(took_s)} round for it ({share:.0%})"
             )
-            return Slowness(peer, share, text)
+            return Slowness(peer, share, text + _why(peer, blamed[peer], last, training))
     return Slowness("", 0.0, _nobody(training, took_s, links))
 
 
@@ -120,8 +121,8 @@ def _waited_s(rows: Sequence[Mapping[str, Any]], number: int) -> float:
     return 0.0
 
 
-def _why(peer: str, last: Rows, training: Rows) -> str:
-    """Say what is slow about a peer, compared with the others."""
+def _why(peer: str, waited_s: float, last: Rows, training: Rows) -> str:
+    """Say what is slow about a peer, compared with the others, who wait so long for it."""
     own = last.get(peer)
     others = [rows for name, rows in training.items() if name != peer]
     if own is None:
@@ -130,13 +131,14 @@ def _why(peer: str, last: Rows, training: Rows) -> str:
         number = max((row["last"] for row in own if row.get("counted")), default=0)
         return "; its training has been in no round" + (f" since round {number}" if number else "")
     mine_s, theirs_s = mean(own, "compute_s"), median(mean(rows, "compute_s") for rows in others)
-    if mine_s > LONGER * theirs_s:
+    if mine_s > LONGER * theirs_s or mine_s - theirs_s >= EXPLAINS_MIN * waited_s:
         return f", because it trains {duration(mine_s)}, the others {duration(theirs_s)}"
     up = float(own[-1].get("up", 0.0))
     usual_up = median(float(rows[-1].get("up", 0.0)) for rows in others)
     if 0 < LONGER * up < usual_up:
         return f"; its links carry {rate(up)} up, those of the others {rate(usual_up)}"
-    return ", though it trains no longer than they do: its submission comes late"
+    longer = "no" if mine_s <= theirs_s else "hardly"
+    return f", though it trains {longer} longer than they do: its submission comes late"
 
 
 def _nobody(last: Rows, took_s: float, links: Links) -> str:

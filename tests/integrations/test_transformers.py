@@ -255,6 +255,23 @@ def test_one_that_is_added_later_works_as_well(tmp_path: Path) -> None:
     atoll.Swarm(1).run(work)
 
 
+@pytest.mark.parametrize(("seeds", "warned"), [({}, True), ({"data_seed": 1}, False)])
+def test_peers_that_would_draw_the_same_samples_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: dict[str, int], warned: bool
+) -> None:
+    drawn = []
+
+    def work(session: Any) -> None:
+        trainer, _, _ = trainer_of(tmp_path, session, steps=1, **seeds)
+        drawn.append(next(iter(trainer.get_train_dataloader()))["input_ids"])
+        trainer.train()
+
+    atoll.Swarm(1).run(work)
+    atoll.Swarm(1).run(work)
+    assert torch.equal(*drawn)
+    assert ("give each a data_seed of its own" in capsys.readouterr().err) == warned
+
+
 def test_without_a_trainer_it_says_so() -> None:
     with pytest.raises(ConfigError, match=r"no transformers\.Trainer is calling"):
         AtollCallback().on_init_end()

@@ -208,6 +208,13 @@ def unit(name: str) -> dict[str, list[str]]:
     return found
 
 
+def test_a_unit_that_comes_after_another_one_starts_it() -> None:
+    """Or it would begin alone where it is started by itself."""
+    for path in sorted(DEPLOY.glob("*.service")):
+        found = unit(path.name)
+        assert found["After"] == found["Wants"], path.name
+
+
 def placed(places: Mapping[str, str], text: str) -> str:
     """Return a line of a unit with the folders of this test in place of a machine's."""
     for place, folder in places.items():

@@ -103,8 +103,9 @@ def shows_each_round(run: Fleet, names: dict[str, str]) -> None:
         assert len(lines) == 1 + ROUNDS
         for number, line in enumerate(lines[1:], 2):
             found = re.fullmatch(
-                rf"{number}  2 peers \((.*)\)  [0-9.]+ s \((?:compute [0-9.]+, )?exchange [0-9.]+\)"
-                r"  [0-9.]+ MB sent  loss ([0-9.]+)",
+                rf"{number}  2 peers \((.*?)\)  [0-9.]+ s \((?:compute [0-9.]+, )?exchange [0-9.]+"
+                r"(?:, wait [0-9.]+(?: for \w+)?)?\)"  # where the machine is busy
+                r"  [0-9.]+ [kM]?B sent  loss ([0-9.]+)",
                 line,
             )
             assert found is not None, line

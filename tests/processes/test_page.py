@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import urllib.request
@@ -198,6 +199,33 @@ def test_anybody_can_use_it(recorded: PageServer, scheme: str, width: int) -> No
             assert seen.complaints == []
     finally:
         recorded.close()
+
+
+def test_the_time_of_rounds_ends_with_the_last_one(tmp_path: Path) -> None:
+    """Of a run that stands still, or has ended, no rounds are drawn for the time after that."""
+    write(tmp_path, peers=4, hours=0.3, round_s=5.0)
+    with contextlib.closing(History(tmp_path)) as history:
+        rounds = history.summary(0.0, 0)["rounds"]
+    last_s = max(found[-1]["unix_s"] for found in rounds.values())
+    file = EventFile(tmp_path / EVENTS_FILE, print)
+    file.append({"unix_s": last_s + 600, "kind": "leave", "text": "leaving the run"})
+    file.close()
+    page = PageServer("127.0.0.1", 0, History(tmp_path), tmp_path)
+    page.start(lambda: None)
+    try:
+        with tab() as seen:
+            seen.open(page.url(""))
+
+            def end_of(chart: str) -> str:
+                seen.page.focus(f"{chart} .chart-box")
+                seen.page.keyboard.press("End")
+                return seen.text(f"{chart} .reading").split()[0]
+
+            assert end_of("#share") == time.strftime("%H:%M:%S", time.localtime(last_s // 5 * 5))
+            assert end_of("#memory") > end_of("#share")
+            assert not seen.complaints
+    finally:
+        page.close()
 
 
 def test_held_out_loss_is_told_from_that_of_training(tmp_path: Path) -> None:

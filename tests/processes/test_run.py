@@ -66,7 +66,7 @@ def test_restarts_have_a_limit_and_the_exit_code_is_the_script_s(run: Fleet) -> 
     command = (*PYTHON, "import sys; sys.exit(7)")
     peer = supervise(run, "a", "--run", "demo", "--restarts", "1", command=command)
     assert peer.ends() == 7
-    assert "after 1 restarts within 60 min: giving up" in peer.text
+    assert "after 1 restart within 60 min: giving up" in peer.text
     assert "left the run" in peer.text
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import threading
 from array import array
@@ -34,47 +35,67 @@ READ_BYTES = 256 << 10  # of the file at once; between two reads others get the 
 SKEW_MAX_S = 30.0
 POINTS_MAX = 1000
 EVENTS_MAX = 1000  # that one answer has
+NO_BYTES = (0,) * len(PURPOSES)
 
 # What a bucket of a peer adds up; one of the whole run: bytes sent and received, by purpose.
 ROUNDS, TOOK, COMPUTE, WAIT, EXCHANGE, LOSS, LOSSES, HELDOUT, HELDOUTS, MEMORY = range(10)
 
 
 class _Levels:
-    """Add up figures in buckets of time, of several widths at once; the oldest are forgotten."""
+    """Add up figures in buckets of time, of several widths at once; the oldest are forgotten.
+
+    Of each width one bucket is open, the one that was added to last. Only when another one opens is
+    it added to the wider ones, because at the first look a whole file is added line by line.
+    """
 
     def __init__(self, keep_last: int = -1) -> None:
         self._keep_last = keep_last  # a figure of which a bucket has the last value, not the sum
         self._levels: list[dict[int, array[float]]] = [{} for _ in LEVELS]
+        self._open: list[tuple[int, array[float]] | None] = [None for _ in LEVELS]
 
     def add(self, unix_s: float, values: Sequence[float]) -> None:
-        for (width_s, kept), buckets in zip(LEVELS, self._levels, strict=True):
-            index = int(unix_s // width_s)
-            bucket = buckets.get(index)
-            if bucket is None:
-                buckets[index] = array("d", values)
-                if len(buckets) > kept:
-                    del buckets[next(iter(buckets))]  # they come nearly in order
-            else:
-                self._merge(bucket, values)
+        self._add(0, unix_s, array("d", values))
 
-    def _merge(self, bucket: array[float], values: Sequence[float]) -> None:
-        for figure, value in enumerate(values):
-            bucket[figure] += value
+    def _add(self, level: int, unix_s: float, values: array[float]) -> None:
+        index, known = int(unix_s // LEVELS[level][0]), self._open[level]
+        if known is not None and known[0] == index:
+            values = self._sum(known[1], values)
+        elif known is not None:
+            self._settle(level)
+        self._open[level] = index, values
+
+    def _settle(self, level: int) -> None:
+        """Close the bucket of a width that is open, and add it to the next wider one."""
+        known = self._open[level]
+        if known is None:
+            return
+        index, values = known
+        self._open[level] = None
+        (width_s, kept), buckets = LEVELS[level], self._levels[level]
+        earlier = buckets.get(index)
+        buckets[index] = values if earlier is None else self._sum(earlier, values)
+        if len(buckets) > kept:
+            del buckets[next(iter(buckets))]  # they come nearly in order
+        if level + 1 < len(LEVELS):
+            self._add(level + 1, index * width_s, values)
+
+    def _sum(self, earlier: array[float], later: array[float]) -> array[float]:
+        both = array("d", map(operator.add, earlier, later))
         if self._keep_last >= 0:
-            bucket[self._keep_last] = values[self._keep_last]
+            both[self._keep_last] = later[self._keep_last]
+        return both
 
     def between(self, level: int, first: int, count: int, merged: int) -> list[array[float] | None]:
         """Return ``count`` buckets from the one that holds bucket ``first``, ``merged`` in each."""
+        for narrower in range(level + 1):
+            self._settle(narrower)
         found: list[array[float] | None] = [None] * count
         for index, bucket in self._levels[level].items():
             place = (index - first) // merged
             if not 0 <= place < count:
                 continue
             known = found[place]
-            if known is None:
-                found[place] = bucket[:]
-            else:
-                self._merge(known, bucket)
+            found[place] = bucket if known is None else self._sum(known, bucket)
         return found
 
 
@@ -143,7 +164,7 @@ class History:
         with self._lock:
             self._catch_up()
             names = sorted(self._peers)
-            rounds = {name: list(self._peers[name].rounds) for name in names}
+            rounds = {name: [_shown(row) for row in self._peers[name].rounds] for name in names}
             links = {name: self._peers[name].links for name in names}
             # Rows of whoever has gone stay; they say nothing about the run of now.
             here = present({name: rounds[name] for name in self._peers})
@@ -221,9 +242,10 @@ class History:
     # ------------------------------------------------------------ reading
 
     def _catch_up(self) -> None:
+        decode = json.JSONDecoder().decode  # `json.loads` looks for the encoding of each line
         for line in self._new_lines():
             try:
-                event = json.loads(line)
+                event = decode(line.decode())
                 kind, moment = event["kind"], float(event["unix_s"])
                 if kind == "row":
                     self._add_row(event, moment)
@@ -279,6 +301,7 @@ class History:
         if self._own_s and abs(moment - self._own_s) > SKEW_MAX_S:
             moment = self._own_s
         row["unix_s"] = moment
+        sent, received = _byte_counts(row, "sent"), _byte_counts(row, "received")
         name = str(row["peer"])
         peer = self._peers.pop(name, None) or _Peer()
         self._peers[name] = peer  # the last that was heard is the last to be forgotten
@@ -286,19 +309,17 @@ class History:
             del self._peers[next(iter(self._peers))]
         self._note_time(moment)
         peer.levels.add(moment, _figures(row))
-        sent, received = row.get("sent", ()), row.get("received", ())
-        self._run.add(moment, [float(number) for number in (*sent, *received)])
+        self._run.add(moment, (*sent, *received))
         peer.tokens += peer.grown(row, "tokens")
-        for totals, numbers in ((peer.sent, sent), (peer.received, received)):
-            for place, number in enumerate(numbers):
-                totals[place] += int(number)
+        peer.sent = list(map(operator.add, peer.sent, sent))
+        peer.received = list(map(operator.add, peer.received, received))
         self._has_steps |= "steps" in row
         peers = int(row.get("peers", 0))
         if peers > 1:  # a ring: each sends all but its own share, twice, in float32
             self._per_parameter += peer.grown(row, "steps") * 4 * 2 * (peers - 1) / peers
         if row.get("links"):
             peer.links = row.pop("links")
-        peer.rounds.append({name: row[name] for name in SHOWN_OF_ROUNDS if name in row})
+        peer.rounds.append(row)
         if "heldout_loss" in peer.last:  # it comes seldom: the last that is known
             row.setdefault("heldout_loss", peer.last["heldout_loss"])
         peer.last = row
@@ -330,6 +351,18 @@ SHOWN_OF_ROUNDS = (
     "tokens",
     "steps",
 )
+
+
+def _byte_counts(row: dict[str, Any], name: str) -> list[int]:
+    """Return a row's bytes by purpose; raise ValueError where a version has other purposes."""
+    counts = list(map(int, row.get(name) or NO_BYTES))
+    if len(counts) != len(PURPOSES):
+        raise ValueError(f"{len(counts)} purposes")
+    return counts
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in SHOWN_OF_ROUNDS if name in row}
 
 
 def _with_last(peer: str, rounds: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -158,7 +158,7 @@ function showStatus() {
 
 const lastEvent = (kind) => state.events.findLast((event) => event.kind === kind)?.text ?? "";
 
-// What a round should take, and by how much the last ones differ: `atoll status` says the same.
+// What a round should take, and by how much the median of the last ones differs, as in `atoll status`.
 function predicted(times) {
   if (!times?.predicted_s) return "";
   const beyond = Math.round(100 * (times.measured_s / times.predicted_s - 1));
@@ -173,7 +173,8 @@ function showGlance() {
   tiles("glance", [
     ["Round", (status?.round || newestRound()).toLocaleString("en")],
     ["Peers", training ? `${members}, ${training} training` : members],
-    ["Time per round", roundTime() ? duration(roundTime()) : "–"],
+    ["Time per round, mean", roundTime() ? duration(roundTime()) : "–"],
+    ["Median of the last", status?.round_time ? duration(status.round_time.measured_s) : ""],
     ["Predicted", predicted(status?.round_time)],
     [heldout.length ? "Training loss, mean" : "Loss, mean", losses.length ? plain(average(losses)) : "–"],
     ["Held-out loss, mean", heldout.length ? plain(average(heldout)) : ""],
@@ -267,8 +268,9 @@ function showCharts() {
   const phases = [["training", "compute_s", 0], ["waiting", "wait_s", 1], ["exchange", "exchange_s", 2]].map(([name, figure, style]) => ({
     name, style, values: times.map((_, i) => average(among.map((peer) => series.peers[peer][figure][i]))),
   }));
-  const begin = Math.max(0, phases[0].values.findIndex((v) => v !== null));
-  lineChart(at("share"), { times: times.slice(begin), lines: phases.map((p) => ({ ...p, values: filled(p.values.slice(begin)) })), format: duration, stacked: true, label: "Training, waiting and exchange per round, mean of the peers" });
+  // From the first round to the last: what comes after that are no rounds.
+  const known = (v) => v !== null, part = [Math.max(0, phases[0].values.findIndex(known)), phases[0].values.findLastIndex(known) + 1];
+  lineChart(at("share"), { times: times.slice(...part), lines: phases.map((p) => ({ ...p, values: filled(p.values.slice(...part)) })), format: duration, stacked: true, label: "Training, waiting and exchange per round, mean of the peers" });
   showBytes(series);
 }
 

@@ -194,7 +194,10 @@ def _on_file(name: str, content_type: str, query: Query) -> Reply:
 def _number(query: Query, name: str, otherwise: float) -> float:
     """Return a number from 0 on that a query has; raise ValueError for anything else."""
     text = query.get(name, [""])[-1]
-    number = float(text) if text else otherwise
+    try:
+        number = float(text) if text else otherwise
+    except ValueError:
+        number = math.nan
     if math.isnan(number) or number < 0 or (text and math.isinf(number)):
         raise ValueError(f"{name} is a number from 0 on")
     return number

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +71,16 @@ def test_a_method_is_a_name_a_class_or_a_function(method: Any) -> None:
 def test_others_are_refused(method: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         make_method(*parts(), method, peer=None, home="nowhere")
+
+
+def test_a_script_with_the_name_of_the_library_is_told_so(tmp_path: Path) -> None:
+    """As `atoll example lightning > lightning.py` makes one."""
+    script = tmp_path / "lightning.py"
+    script.write_text("from atoll.integrations.lightning import AtollCallback\n")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "E10 lightning cannot be imported" in ended.stderr
+    assert f"fix: give {script} another name: it hides the library" in ended.stderr
 
 
 def test_a_session_is_closed_where_the_method_cannot_be_made() -> None:

@@ -160,14 +160,12 @@ def test_a_step_has_a_line_of_its_own() -> None:
     said.commit(begin(4), takes_part=False)
     first = short(bytes(32))
     assert said.lines[0] == (
-        f"round 1  first parameters  1 peer ({first})  3.1 s ({SPENT})  1.0 MB sent"
+        f"round 1  first parameters  1 peer ({first})  3.1 s ({SPENT})  1 MB sent"
     )
-    assert said.lines[1] == (
-        f"round 2  2 peers ({names})  0.0 s ({SPENT})  1.0 MB sent  loss 2.312"
-    )
+    assert said.lines[1] == (f"round 2  2 peers ({names})  0.0 s ({SPENT})  1 MB sent  loss 2.312")
     assert " and 2 more)" in said.lines[2]
     assert "loss" not in said.lines[2]
-    assert said.lines[3] == f"round 4  2 peers ({names})  0.0 s  1.0 MB sent"
+    assert said.lines[3] == f"round 4  2 peers ({names})  0.0 s  1 MB sent"
     assert said.fields[1]["loss"] == 2.3125
 
 
@@ -195,7 +193,7 @@ def test_a_thousand_collectives_have_a_line(monkeypatch: pytest.MonkeyPatch) -> 
         "round 1004",
     ]
     assert "1000 collectives  2 peers" in lines[0]
-    assert "1000.0 MB sent  loss 2.312" in lines[0]
+    assert "1 GB sent  loss 2.312" in lines[0]
     assert "  collective  2 peers" in lines[1]
 
 

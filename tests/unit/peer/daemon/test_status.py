@@ -24,7 +24,8 @@ def view_of(replicas: str, witnesses: str = "") -> View:
     ("replicas", "witnesses", "keepers", "words"),
     [
         ("a", "", "a", "these are back: {a}"),
-        ("ab", "", "ab", "these are back: {a} and {b}, or {a}"),
+        ("ab", "", "ab", "this one is back: {a}"),
+        ("ab", "", "b", "these are back: {a} and {b}"),
         ("abc", "", "abc", "these are back: any 2 of {a}, {b} and {c}"),
         ("abcd", "", "abcd", "any 3 of {a}, {b}, {c} and {d}, or {a} and 1 more of them"),
         ("abcde", "", "abcd", "one that has the last round (kept by {a}, {b}, {c} and {d})"),

@@ -72,6 +72,15 @@ def test_a_list_that_is_not_there_is_said(
     assert "docs/choosing.md has an example" in said
 
 
+def test_without_a_daemon_a_list_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["plan", "--home", str(tmp_path)]) == 14
+    said = capsys.readouterr().err
+    assert f"no daemon runs at {tmp_path}" in said
+    assert "--links FILE" in said
+
+
 def test_the_limits_of_a_loss_are_said() -> None:
     losses = read_losses()
     run = sketch([20] * 4, 300, 0.2, 1e7)

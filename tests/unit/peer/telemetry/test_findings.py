@@ -47,6 +47,12 @@ def test_who_is_late_without_training_longer_is_told_apart() -> None:
         "c is slow: the others wait 1 s of each 5 s round for it (20%), though it trains no longer"
         " than they do: its submission comes late"
     )
+    # A tenth longer is noise where others wait for far more than that; else it is why they wait.
+    little = rows(compute_s=3.3, exchange_s=1.0)
+    assert "trains hardly longer" in who_is_slow({"a": waiting, "c": little}, {}).text
+    waiting = rows(compute_s=3.0, wait_s=0.4, waited_for=["c"], exchange_s=1.0)
+    text = who_is_slow({"a": waiting, "c": little}, {}).text
+    assert text.endswith("because it trains 3.3 s, the others 3 s")
 
 
 def test_who_has_gone_is_no_longer_present_whatever_its_rounds_were() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,25 @@ def test_series_have_as_many_points_as_asked_and_add_up(tmp_path: Path, look: Lo
     assert part["unix_s"][0] == pytest.approx(BEGUN_S + 9000, abs=5)
     assert len(part["unix_s"]) == pytest.approx(200, abs=3)
     assert history.summary(0.0, 0)["series"] is None
+
+
+def test_rows_that_come_late_and_looks_in_between_change_no_sum(tmp_path: Path, look: Look) -> None:
+    file, history, draw = opened(tmp_path), look(), random.Random(7)
+    sent, losses = [0, 0, 0, 0], []
+    for number in range(1, 1500):
+        moment = BEGUN_S + 4 * number - draw.choice((0, 0, 0, 9, 25))
+        bytes_sent = [draw.randrange(1000), 0, draw.randrange(9), 1]
+        sent = [a + b for a, b in zip(sent, bytes_sent, strict=True)]
+        losses.append(float(draw.randrange(8)))
+        file.append(row("ab"[number % 2], number, moment, sent=bytes_sent, loss=losses[-1]))
+        if number % 100 == 0:
+            for points in (10, 1000):  # of wide buckets and of narrow ones
+                series = history.summary(0.0, points)["series"]
+                assert [sum(values) for values in series["sent"]] == sent
+    file.close()
+    whole = history.summary(0.0, 1)["series"]["peers"]
+    means = [sum(losses[n::2]) / len(losses[n::2]) for n in (1, 0)]
+    assert [whole[name]["loss"] for name in "ab"] == [[pytest.approx(m, rel=1e-4)] for m in means]
 
 
 def test_held_out_losses_are_points_and_the_last_one_stays_known(

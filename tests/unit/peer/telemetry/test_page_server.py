@@ -93,7 +93,9 @@ def test_nothing_can_be_changed(serve: Serving) -> None:
     "query", ["points=x", "points=-1", "points=nan", "since=inf", "since=1e999"]
 )
 def test_a_query_that_makes_no_sense_is_refused(serve: Serving, query: str) -> None:
-    assert ask(serve(), f"/api/history?{query}")[0] == 400
+    status, _, said = ask(serve(), f"/api/history?{query}")
+    assert status == 400
+    assert said.decode().strip() == f"{query.partition('=')[0]} is a number from 0 on"
 
 
 def asked_as_it_is(page: PageServer, target: str) -> bytes:
