@@ -21,7 +21,10 @@ EXPIRED = ("drop", "reset")
 EXPIRES_S_MAX = (
     5 * 86_400
 )  # what Linux itself gives a silent connection: no router remembers longer
-OPTIONS = {"levels": "levels", "expires": "expires_s", "expired": "expired", "lan": "lan"}
+OPTIONS = {
+    **{"levels": "levels", "expires": "expires_s", "expired": "expired", "lan": "lan"},
+    "hairpin": "hairpin",
+}
 LAN_BASE = 100  # 192.168.100.0/24 is behind the router of host 0
 HOST_BASE = 2  # of the last byte of a host's private address: 1 is the router
 
@@ -49,6 +52,9 @@ class Nat:
     resets the connection: ``expired``. Neither revives it.
     ``lan``: the private network is 192.168.LAN.0/24; -1 is a network of its own. Two routers may
     have the same one, as at home.
+    ``hairpin``: 1 keeps the hosts behind it apart, as a wireless network does with its clients:
+    they reach each other only by the router's public address, from inside. It has to lead to one
+    of them, so the router is ``full``.
     """
 
     kind: str = "restricted"
@@ -56,6 +62,7 @@ class Nat:
     expires_s: int = 0
     expired: str = "drop"
     lan: int = -1
+    hairpin: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -75,6 +82,11 @@ class Nat:
         if not -1 <= self.lan <= 255:
             raise ConfigError(
                 f"a private network is 192.168.LAN.0, LAN from 0 to 255, not {self.lan}"
+            )
+        if self.hairpin not in (0, 1) or (self.hairpin and self.kind != "full"):
+            raise ConfigError(
+                f"hairpin is 0, or 1 for a full router, not {self.hairpin} for a {self.kind} one",
+                fix="for example: --nat 2+3=full,hairpin=1",
             )
 
 

@@ -40,12 +40,14 @@ table ip translation {{
     chain outwards {{
         type nat hook postrouting priority srcnat
         oifname "eth0" masquerade {ports}
+        iifname "to-*" ct status dnat masquerade
     }}
 }}
 table ip filtering {{
     chain through {{
         type filter hook forward priority filter; policy drop
         ct state invalid {expired}
+        {apart}
         iifname "to-*" accept
         ct state established,related accept
         ct status dnat accept
@@ -58,6 +60,7 @@ table ip filtering {{
 }}
 """
 EXPIRED = {"drop": "drop", "reset": "meta l4proto tcp reject with tcp reset"}
+APART = 'iifname "to-*" oifname "to-*" ct status & dnat == 0 drop'
 PORTS = {"full": "", "restricted": "", "symmetric": "fully-random"}
 
 
@@ -129,8 +132,17 @@ def _connect(
 def _translate(prefix: str, name: str, router: NatRouter, first: str) -> None:
     """Set the rules of one router. ``first``: to whom it forwards what is dialled, if it does."""
     nat = router.nat
-    forward = f'iifname "eth0" meta l4proto {{ tcp, udp }} dnat to {first}' * (nat.kind == "full")
-    rules = RULES.format(forward=forward, ports=PORTS[nat.kind], expired=EXPIRED[nat.expired])
+    leads = f"meta l4proto {{ tcp, udp }} dnat to {first}"
+    forward = [f'iifname "eth0" {leads}'] * (nat.kind == "full")
+    forward += [f'iifname "to-*" fib daddr type local ip daddr != {router.gateway} {leads}'] * (
+        nat.hairpin
+    )
+    rules = RULES.format(
+        forward="\n        ".join(forward),
+        apart=APART * nat.hairpin,
+        ports=PORTS[nat.kind],
+        expired=EXPIRED[nat.expired],
+    )
     inside = f"{prefix}-{name}"
     add_rules(inside, rules)
     settings = [*SETTINGS]

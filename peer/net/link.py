@@ -19,7 +19,7 @@ from pathlib import PurePath
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
-from atoll.peer.net.punched import is_punched
+from atoll.peer.net.punched import is_punched, met_ip_of
 from atoll.peer.net.relayed import is_indirect, is_proxied, relay_of
 from atoll.peer.net.tls import (
     GOODBYE_TIMEOUT_S,
@@ -80,6 +80,7 @@ class ControlLink:
         self._sock, self._tls = connection.sock, connection.tls
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
         self.relay, self.is_punched = relay_of(self._sock), is_punched(self._sock)
+        self.met_ip = met_ip_of(self._sock)
         self.is_proxied = is_proxied(self._sock)  # through this machine's proxy
         self._is_indirect = is_indirect(self._sock)
         self.local_ip = local_ip(self._sock)

@@ -26,14 +26,26 @@ def parse_meeting(address: str) -> bytes | None:
 
 
 class PunchedSocket(socket.socket):
-    """Lead to a peer that has dialled at the same moment, through the routers of both."""
+    """Lead to a peer that has dialled at the same moment, through the routers of both.
+
+    ``met_ip``: the address of the other end, as it was checked before it was dialled. Of one that
+    is behind the same router the kernel may know the router's inner address instead.
+    """
+
+    met_ip = ""
 
 
-def punched(sock: socket.socket) -> PunchedSocket:
+def punched(sock: socket.socket, met_ip: str) -> PunchedSocket:
     """Return the same connection, marked as a punched one; ``sock`` is used up."""
     marked = PunchedSocket(fileno=sock.detach())
+    marked.met_ip = met_ip
     marked.setblocking(False)
     return marked
+
+
+def met_ip_of(sock: socket.socket | None) -> str:
+    """Return the address at which both ends have met; "" of a connection that one has dialled."""
+    return sock.met_ip if isinstance(sock, PunchedSocket) else ""
 
 
 def is_punched(sock: socket.socket | None) -> bool:

@@ -94,7 +94,8 @@ def why_not_meet(mapped: Mapped, stated_ip: str, requester_ip: str) -> str:
     """Return why this peer does not dial an address that another one has named; "" if it does.
 
     ``stated_ip``: where that peer's control link comes from, as this peer or a relay sees it;
-    ``requester_ip``: where this or that relay is. No other address is dialled, and no machine near
+    ``requester_ip``: where this or that relay is. Of a peer that has been met so already both are
+    the address where. No other address is dialled, and no machine near
     this one for somebody outside, or anybody could have members knock at doors of third parties.
     """
     if mapped.ip != stated_ip:

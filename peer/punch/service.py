@@ -283,7 +283,9 @@ class PunchService:
 
     def _check(self, link: ControlLink, theirs: Mapped) -> None:
         """Raise ConnectError where the other end's address is not one to dial for it."""
-        if why_not := why_not_meet(theirs, link.remote_ip, self._port.requester_ip(link)):
+        stated_ip = link.met_ip or link.remote_ip
+        requester_ip = link.met_ip or self._port.requester_ip(link)
+        if why_not := why_not_meet(theirs, stated_ip, requester_ip):
             raise ConnectError(f"the address of {short(link.peer_id)} is not dialled: {why_not}")
 
     @contextlib.asynccontextmanager
@@ -353,7 +355,7 @@ class PunchService:
         course.go(PunchTrigger.MET)
         self._port.counts.add_sent(CONTROL, PREAMBLE_BYTES)
         self._port.counts.add_received(CONTROL, PREAMBLE_BYTES)
-        return punched(found)
+        return punched(found, theirs.ip)
 
     async def _dial(
         self, local: tuple[str, int], theirs: Mapped, preamble: Preamble, each_s: float

@@ -111,6 +111,20 @@ def test_a_full_router_leads_to_its_host(kind: str) -> None:
             dial(lab, 0, lab.public_address(1))
 
 
+def test_hosts_that_are_kept_apart_meet_at_the_address_of_their_router() -> None:
+    with (
+        Lab(3, rtt_ms=10, nat={(1, 2): "full,hairpin=1"}) as lab,
+        listening(lab, 1) as first,
+        listening(lab, 2),
+    ):
+        with connected(lab, 2, lab.public_address(1), first) as (_, _, seen):
+            assert seen[0] == "192.168.101.1", "the router's own"
+        with connected(lab, 0, lab.public_address(1), first) as (_, _, seen):
+            assert seen[0] == lab.address(0)
+        assert_silent(lab, 2, lab.address(1))
+        assert_silent(lab, 1, lab.address(2))
+
+
 @pytest.mark.parametrize(("kind", "same"), [("restricted", True), ("symmetric", False)])
 def test_the_port_that_others_see(kind: str, same: bool) -> None:
     with (

@@ -71,6 +71,21 @@ def test_two_behind_one_router_train_and_use_their_own_network(tmp_path: Path) -
         assert private > 0.9 * ROUNDS * ELEMENTS
 
 
+@pytest.mark.parametrize("advertised", [True, False])
+def test_two_that_meet_only_at_the_address_of_their_router_train(
+    advertised: bool, tmp_path: Path
+) -> None:
+    """Whoever says where the port leads is dialled there; else both dial each other."""
+    with site(tmp_path, hosts=3, nat={(1, 2): "full,hairpin=1"}) as (lab, run):
+        place = f"{lab.public_address(1)}:{NET_PORT}"
+        run.options = lambda name: ("--advertise", place) if advertised and name == "b" else ()
+        run.form("abc")
+        assert_trains(run, "abc")
+        inside = sum(sent_by_device(lab, host) for host in (1, 2)) - lab.counters(1).sent_bytes
+        # Each sends the other a third of its own and a third of the result, in int8.
+        assert inside > 0.9 * ROUNDS * (2 / 3 + 2 / 3) * ELEMENTS
+
+
 def test_two_homes_with_the_same_private_address_train(tmp_path: Path) -> None:
     with site(tmp_path, nat={2: Nat(lan=1), 3: Nat(lan=1)}) as (lab, run):
         assert lab.address(2) == lab.address(3)

@@ -22,6 +22,7 @@ from atoll.peer.lab.settings import check_families
         ("symmetric,levels=2", Nat("symmetric", levels=2)),
         ("restricted,expires=30,expired=reset", Nat(expires_s=30, expired="reset")),
         ("restricted,lan=1,levels=1", Nat(lan=1)),
+        ("full,hairpin=1", Nat("full", hairpin=1)),
     ],
 )
 def test_a_router_in_words(text: str, nat: Nat) -> None:
@@ -44,6 +45,8 @@ def test_a_router_in_words(text: str, nat: Nat) -> None:
         ("full,expired=refuse", "drop or reset, not 'refuse'"),
         ("full,lan=256", "from 0 to 255, not 256"),
         ("full,lan=1,lan=2", "lan is said twice"),
+        ("full,hairpin=2", "hairpin is 0, or 1 for a full router, not 2 for a full one"),
+        ("restricted,hairpin=1", "not 1 for a restricted one"),
     ],
 )
 def test_what_no_router_can_be_is_refused(text: str, about: str) -> None:

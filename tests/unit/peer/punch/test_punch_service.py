@@ -13,7 +13,7 @@ import pytest
 from atoll.collectives.errors import ConnectError
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.link import ControlLink
-from atoll.peer.net.punched import PunchedSocket, is_punched
+from atoll.peer.net.punched import PunchedSocket, is_punched, met_ip_of
 from atoll.peer.net.wire import decode, encode
 from atoll.peer.punch.course import MEET_S
 from atoll.peer.punch.messages import OBSERVE_FIRST_BYTE, Observed
@@ -32,6 +32,7 @@ class Link:
     remote_ip: str = HERE
     rtt_s: float = 0.01
     relay: bytes = FIRST
+    met_ip: str = ""
 
 
 class End:
@@ -41,11 +42,13 @@ class End:
         self.peer_id, self.counts = peer_id, ByteCounts()
         self.bus, self.lines, self.adopted = bus, list[str](), asyncio.Queue[PunchedSocket]()
         self.stated_ip, self.port_shift, self.is_deaf = HERE, 0, False
+        self.met_ip = ""  # where the others have met this one already
         self.watched: list[Observer] = []
         self.service = PunchService(self)
 
     def link(self, peer: bytes) -> ControlLink:
-        return cast(ControlLink, Link(peer, self.bus.ends[peer].stated_ip))
+        end = self.bus.ends[peer]
+        return cast(ControlLink, Link(peer, end.stated_ip, met_ip=end.met_ip))
 
     def punch_link(self, peer: bytes) -> ControlLink | None:
         return self.link(peer) if peer in self.bus.ends else None
@@ -193,6 +196,21 @@ def test_who_names_another_address_than_it_comes_from_is_not_dialled() -> None:
         assert other.service.state(A) is PairState.PAUSED
         assert "tried again in 10 s" in other.lines[0]
         assert not other.adopted.qsize()
+
+    with_ends(work)
+
+
+def test_who_was_met_already_is_dialled_where_it_was_met() -> None:
+    """Behind one router the kernel may see another address than others do."""
+
+    async def work(bus: Bus, one: End, other: End) -> None:
+        one.stated_ip, one.met_ip = "127.0.0.9", HERE
+        sock = await one.service.open(B)
+        assert met_ip_of(sock) == HERE
+        theirs = await other.adopted.get()
+        assert met_ip_of(theirs) == HERE
+        for end in (sock, theirs):
+            end.close()
 
     with_ends(work)
 
