@@ -5,7 +5,6 @@ It has no threads of its own: whoever brings a part calls ``fold`` and does what
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -16,14 +15,11 @@ from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import CodecError
 from atoll.collectives.schedule.schedule import Schedule
 
-UNHASHED = b"-"  # stands for the digest of a chunk that is final and was not hashed
-
 
 class Accumulator:
     """Add up the parts of each chunk in their turn, and finish the chunks that are whole.
 
-    ``auditor`` is shown parts and results. ``hashed``: whether the digests of final chunks are
-    SHA-256 or a mark.
+    ``auditor`` is shown parts and results.
     """
 
     def __init__(
@@ -34,12 +30,10 @@ class Accumulator:
         result: RoundResult,
         control: Control,
         auditor: PartAuditor | None,
-        *,
-        hashed: bool,
     ) -> None:
         self._me, self._schedule, self._parts, self._result = me, schedule, parts, result
         self._control, self._changed = control, control.changed
-        self._auditor, self._hashed = auditor, hashed
+        self._auditor = auditor
         self.waiting: dict[tuple[int, int], U8] = {}  # (src, chunk): received, not yet added
         self.writing: set[int] = set()  # chunks of the result that are being summed or encoded
 
@@ -131,7 +125,7 @@ class Accumulator:
     def finish(self, chunk: int, kept: U8 | None = None) -> None:
         """Make a chunk final that is right, and lies in the result or elsewhere (``kept``)."""
         data = self._result.view(chunk) if kept is None else kept
-        digest = hashlib.sha256(data.data).digest() if self._hashed else UNHASHED
+        digest = self._result.digest(data)
         with self._changed:
             # A kept one may come from two holders.
             if self._control.aborted or self._result.digests[chunk]:

@@ -60,9 +60,9 @@ class Reduction:
     ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
     ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
     them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
-    ``on_done(digests)`` is called once, when the result is complete here, with the SHA-256 of each
-    chunk (a mark instead, where they are not ``hashed``: that costs more than the sum). Others may
-    still need this participant's sends: call ``abort`` only after the round is decided.
+    ``on_done(digests)`` is called once, when the result is complete here, with the digest of each
+    chunk. Others may still need this participant's sends: call ``abort`` only after the round is
+    decided.
     ``on_failed(participant, why)`` is called at most once per participant, when a stream to it
     broke or it sent bytes that do not decode; with ``me`` when the own contribution cannot be
     encoded. The reduction goes on with the others until ``abort``.
@@ -84,7 +84,6 @@ class Reduction:
         on_done: Callable[[list[bytes]], None],
         on_failed: Callable[[int, str], None],
         kept: Mapping[int, bytes] | None = None,
-        hashed: bool = True,
         part_codec: Codec | None = None,
         auditor: PartAuditor | None = None,
     ) -> None:
@@ -108,9 +107,7 @@ class Reduction:
         parts = self._parts = parts_for(
             plan, result, self._codec, is_root, contribution, audited=audited
         )
-        self._accumulator = Accumulator(
-            me, self._schedule, parts, result, control, auditor, hashed=hashed
-        )
+        self._accumulator = Accumulator(me, self._schedule, parts, result, control, auditor)
         self._arrivals = ReceiveBuffers(result, self._layout, parts.encoded, parts.told_bytes)
         self._senders = Senders(plan, me, self._schedule, parts, self._accumulator, result, control)
 

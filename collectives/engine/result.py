@@ -7,29 +7,32 @@ was final is forgotten, because it will be reduced again among other peers.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
 from atoll.collectives.codecs import U8, Decoder
+from atoll.collectives.digests import DIGEST_BYTES, Digest, strong_digest
 from atoll.collectives.errors import CodecError
-
-DIGEST_BYTES = 32
 
 
 class RoundResult:
     """Hold the encoded chunks of ``grid`` in ``array``, uint8[layout.total_bytes].
 
-    Without a lock: one attempt at a time writes, under its own lock. ``digests`` has the SHA-256 of
-    each final chunk, and b"" for the others. ``spare(nbytes)`` gives memory with any contents.
+    Without a lock: one attempt at a time writes, under its own lock. ``digests`` has what
+    ``digest`` returns for each final chunk, and b"" for the others. ``spare(nbytes)`` gives memory
+    with any contents.
     """
 
     def __init__(
-        self, codec: Decoder, grid: ChunkGrid, spare: Callable[[int], U8] | None = None
+        self,
+        codec: Decoder,
+        grid: ChunkGrid,
+        spare: Callable[[int], U8] | None = None,
+        digest: Digest = strong_digest,
     ) -> None:
-        self.codec, self.grid = codec, grid
+        self.codec, self.grid, self.digest = codec, grid, digest
         self.layout = encoded_layout(grid, codec)
         total_bytes = self.layout.total_bytes
         self.array = spare(total_bytes) if spare else np.empty(total_bytes, np.uint8)
@@ -54,7 +57,7 @@ class RoundResult:
 
     def copy(self, spare: Callable[[int], U8] | None = None) -> RoundResult:
         """Return the same result in other memory."""
-        copied = RoundResult(self.codec, self.grid, spare)
+        copied = RoundResult(self.codec, self.grid, spare, self.digest)
         np.copyto(copied.array, self.array)
         copied.digests = list(self.digests)
         return copied
@@ -76,7 +79,7 @@ class RoundResult:
 
     def fits(self, chunk: int, data: U8, digest: bytes) -> bool:
         """Return whether ``data`` are the encoded bytes that have this digest, and decode."""
-        if len(data) != self.layout.size(chunk) or hashlib.sha256(data.data).digest() != digest:
+        if len(data) != self.layout.size(chunk) or self.digest(data) != digest:
             return False
         try:
             self.codec.check(data, self.grid.size(chunk))  # a holder that vouches may not have

@@ -24,6 +24,7 @@ import numpy as np
 
 from atoll.collectives import ReducePlan, Reduction, RoundResult
 from atoll.collectives.codecs import F32, U8, Gathered
+from atoll.collectives.digests import quick_digest, strong_digest
 from atoll.collectives.engine.accumulate import PartAuditor
 from atoll.collectives.engine.parts import Contribution
 from atoll.collectives.engine.send import Outlet, Receipt
@@ -523,7 +524,9 @@ class AttemptTable:
         before, spare = self._by_round.get(begin.round), self._peer.replica.log.spare
         begun_s = time.monotonic() if before is None else before.begun_s
         if before is None or (before.result.codec, before.result.grid) != (codec, grid):
-            result = RoundResult(codec, grid, spare)
+            # Of an operation nothing is kept: digests only tell whether all have the same.
+            digest = strong_digest if begin.operation is None else quick_digest
+            result = RoundResult(codec, grid, spare, digest)
         elif before.is_read:
             result = before.result.copy(spare)
         else:

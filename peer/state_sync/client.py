@@ -422,7 +422,7 @@ class ResultFetcher:
             head = await self._ask(holder, question)
             if not head.found:
                 raise StateError(f"{short(holder)} does not hold the result of round {begin.round}")
-            return await receive(self._transfers, EncodedTransfer(key, result, hashed=True))
+            return await receive(self._transfers, EncodedTransfer(key, result))
 
     async def _ask(self, peer: bytes, question: FetchResult) -> ResultHead:
         waiting: asyncio.Future[ResultHead] = asyncio.get_running_loop().create_future()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -130,15 +129,15 @@ class EncodedTransfer:
     What is in ``result`` already stays: it is of the same vector, so the source's is the same.
     Frames land in a buffer of their own and move on under a lock, so that after ``close`` no reader
     thread writes where somebody else writes. What does not decode is refused: it would end every
-    peer, once committed. ``hashed``: the marks of chunks are their digests.
+    peer, once committed. The marks of chunks are their digests.
     """
 
-    def __init__(self, key: TransferKey, result: RoundResult, *, hashed: bool = False) -> None:
+    def __init__(self, key: TransferKey, result: RoundResult) -> None:
         self.key = key
         self.received_bytes = 0
         self.marks = list(result.digests)  # of each chunk that is here
         self.ended: Future[str] = Future()  # "" once all chunks are here, or why they never will be
-        self._result, self._hashed = result, hashed
+        self._result = result
         self._arriving = threading.local()  # each stream of the source has a thread of its own
         self._lock = threading.Lock()
         self._closed = False
@@ -166,7 +165,7 @@ class EncodedTransfer:
                 return
             stored = result.view(chunk)
             stored[:] = data
-            self.marks[chunk] = hashlib.sha256(stored.data).digest() if self._hashed else b"here"
+            self.marks[chunk] = result.digest(stored)
             is_done = all(self.marks)
         if is_done:
             self.broken("")

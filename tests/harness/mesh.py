@@ -21,6 +21,7 @@ from atoll.collectives import (
     grid_for,
 )
 from atoll.collectives.codecs import F32
+from atoll.collectives.digests import no_digest
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.planning.choice import Choice
 from atoll.collectives.robust import get_rule
@@ -131,7 +132,7 @@ def all_reducer(
         grid = ChunkGrid(elements, choice.chunk_elements)
         plan = replace(plan, owners=choice.owners(), shape=choice.routes())
     plan = replace(plan, rule=get_rule(rule) if rule else None)
-    result = RoundResult(codec, grid)
+    result = RoundResult(codec, grid, digest=no_digest)
 
     def once(values: F32) -> None:
         result.digests = [b""] * grid.count
@@ -154,7 +155,6 @@ def all_reducer(
             result=result,
             on_done=lambda digests: done.set(),
             on_failed=failed,
-            hashed=False,
         )
         mesh.begin(reduction)
         assert done.wait(PATIENCE_S)

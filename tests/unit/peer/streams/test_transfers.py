@@ -47,7 +47,7 @@ def result() -> RoundResult:
 
 def test_an_aborted_copy_writes_no_more(result: RoundResult) -> None:
     """A reader thread may be in the middle of a frame when the transfer is given up."""
-    transfer = EncodedTransfer(KEY, result, hashed=True)
+    transfer = EncodedTransfer(KEY, result)
     take(transfer, result, 0, 1.0)
     take(transfer, result, 1, 1.0, meanwhile=transfer.close)
     assert result.view(0).any()
@@ -57,7 +57,7 @@ def test_an_aborted_copy_writes_no_more(result: RoundResult) -> None:
 
 def test_a_copy_takes_nothing_that_does_not_decode(result: RoundResult) -> None:
     """It would be committed, and then nobody could apply it."""
-    transfer = EncodedTransfer(KEY, result, hashed=True)
+    transfer = EncodedTransfer(KEY, result)
     for chunk in range(result.grid.count - 1):
         take(transfer, result, chunk, 1.0)
     header = frame_of(transfer, result, result.grid.count - 1)
@@ -74,7 +74,7 @@ def test_a_copy_takes_nothing_that_does_not_decode(result: RoundResult) -> None:
 
 def test_two_streams_of_one_source_do_not_share_a_buffer(result: RoundResult) -> None:
     """A stream that broke may still be read when the next one brings the same chunk."""
-    transfer = EncodedTransfer(KEY, result, hashed=True)
+    transfer = EncodedTransfer(KEY, result)
     header = frame_of(transfer, result, 0)
     old = transfer.reserve(header)
     assert old is not None
