@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.codecs import get_codec
+from atoll.collectives.errors import CodecError, ConfigError
 
 Floats = NDArray[np.float32]
 DTYPES = ("float32", "float16", "bfloat16")  # float32 holds all their values
+# What is looked at right after it was copied is still in the processor's cache.
+TILE_ELEMENTS = 1 << 16
+_FLOAT32 = get_codec("float32")
 
 
 class Vector:
@@ -42,6 +46,46 @@ class Vector:
         """Write the values into ``flat``, in C order."""
         np.copyto(flat.reshape(self._tensor.shape), self._tensor)
 
+    def write_finite(self, flat: Floats, most: float = math.inf) -> bool:
+        """Write the values as ``write`` does, and return whether they are finite.
+
+        And none is of a larger magnitude than ``most``. Else ``flat`` may hold anything. Values
+        that lie in ``flat`` are only looked at.
+        """
+        plain = self._plain()
+        if plain is None:
+            self.write(flat)
+        elif plain.ctypes.data == flat.ctypes.data:
+            plain = None
+        for lo in range(0, self.elements, TILE_ELEMENTS):
+            tile = flat[lo : lo + TILE_ELEMENTS]
+            try:
+                if plain is None:
+                    _FLOAT32.check(tile.view(np.uint8), tile.size)
+                else:
+                    _FLOAT32.encode(plain[lo : lo + TILE_ELEMENTS], tile.view(np.uint8))
+            except CodecError:
+                return False
+            if most < math.inf and max(float(tile.max()), -float(tile.min())) > most:
+                return False
+        return True
+
+    @property
+    def address(self) -> int:
+        """Return where the values lie, if they lie as they are to be written; else 0."""
+        plain = self._plain()
+        return int(plain.ctypes.data) if plain is not None else 0
+
+    def over(self, flat: Floats) -> Any:
+        """Return one of the same kind, of float32, that lies in ``flat``."""
+        return flat.reshape(self._tensor.shape)
+
+    def _plain(self) -> Floats | None:
+        """Return the values where they lie, if they lie as they are to be written."""
+        tensor = self._tensor
+        fits = tensor.dtype == np.float32 and tensor.flags.c_contiguous and tensor.flags.aligned
+        return tensor.reshape(-1) if fits else None
+
     def read(self, flat: Floats) -> Any:
         """Return a new one of the same kind with these values, rounded to its dtype."""
         return flat.reshape(self._tensor.shape).astype(self._tensor.dtype)
@@ -56,14 +100,22 @@ class _TorchVector(Vector):
         if str(tensor.layout) != "torch.strided":
             raise ConfigError(f"all_reduce() of a {self} that is sparse", fix="make it dense first")
 
-    def _flat(self, flat: Floats) -> Any:
+    def over(self, flat: Floats) -> Any:
         return sys.modules["torch"].from_numpy(flat).view(self._tensor.shape)
 
     def write(self, flat: Floats) -> None:
-        self._flat(flat).copy_(self._tensor)
+        self.over(flat).copy_(self._tensor)
+
+    def _plain(self) -> Floats | None:
+        tensor = self._tensor
+        fits = str(tensor.dtype) == "torch.float32" and tensor.device.type == "cpu"
+        if not fits or not tensor.is_contiguous() or tensor.is_neg():
+            return None
+        found: Floats = tensor.reshape(-1).numpy()
+        return found
 
     def read(self, flat: Floats) -> Any:
-        return sys.modules["torch"].empty_like(self._tensor).copy_(self._flat(flat))
+        return sys.modules["torch"].empty_like(self._tensor).copy_(self.over(flat))
 
 
 def vector_of(tensor: Any) -> Vector:

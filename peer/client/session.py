@@ -19,6 +19,8 @@ daemon goes through its ``channel`` (trainer_channel.py).
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from atoll.peer.client.own_loops import OwnLoops
 from atoll.peer.client.trainer_channel import (
     RECONNECT_S,
     AskedVector,
+    ExchangeMemory,
     Floats,
     Members,
     TrainerChannel,
@@ -88,6 +91,7 @@ class Session(OwnLoops):
     def __init__(self, home: Path, timeout_s: float, reconnect_s: float = RECONNECT_S) -> None:
         self.channel = TrainerChannel(home, timeout_s, reconnect_s)
         self.run, self.peer_name = self.channel.run, self.channel.peer_name
+        self._buffers: dict[int, ExchangeMemory] = {}  # by where they lie
 
     @property
     def round(self) -> int:
@@ -140,12 +144,47 @@ class Session(OwnLoops):
         check_codec(codec, "all_reduce()")
         self.channel.check()
         self.channel.attach_for_collectives()
-        given, result = self.channel.exchange_memory(vector.elements)
-        vector.write(given)
-        _check_values(given, vector, op)
+        buffer = self._buffers.get(vector.address)
+        if buffer is not None and not self.channel.has(buffer):
+            buffer = None  # a call with it has failed: now it is a tensor as any other
+        memory = buffer or self.channel.exchange_memory(vector.elements)
+        given, most = memory.given(vector.elements), SUM_MAX if op == "sum" else math.inf
+        if not vector.write_finite(given, most):
+            vector.write(given)
+            raise _unfit(given, vector, most)
         with self._in_step():
-            outcome = self.channel.reduce(vector.elements, op, codec)
-        return Reduced(vector.read(result), tuple(outcome["peers"]), outcome["round"])
+            outcome, result = self.channel.reduce(memory, vector.elements, op, codec)
+        value = vector.read(result) if buffer is None else vector.over(result)
+        return Reduced(value, tuple(outcome["peers"]), outcome["round"])
+
+    def buffer(self, *shape: int) -> Any:
+        """Return float32 zeros of this shape in memory that the daemon shares.
+
+        ``all_reduce`` of it, or of what begins where it begins, copies nothing: the result's
+        ``value`` lies beside it, and is good until the next call with the same buffer. A torch
+        tensor, or a numpy array in a script that has not imported torch. It takes twice the memory
+        of its values, as long as it is in use. After a call that has failed, or after the daemon
+        was started again, it is a tensor like any other: make a new one.
+
+        Raises ConfigError for an empty shape, for more than there is memory for, or for more
+        buffers than 15.
+        """
+        elements = math.prod(shape)
+        if elements < 1:
+            raise ConfigError(f"a buffer of shape {shape}", fix="say how many elements it has")
+        self.channel.check()
+        self.channel.attach_for_collectives()
+        memory = self.channel.new_exchange_memory(elements)
+        flat = memory.given(elements).reshape(shape)
+        self._buffers[flat.ctypes.data] = memory
+        weakref.finalize(flat, self._let_go, flat.ctypes.data, memory.number).atexit = False
+        torch = sys.modules.get("torch")
+        return flat if torch is None else torch.from_numpy(flat)
+
+    def _let_go(self, address: int, number: int) -> None:
+        if (known := self._buffers.get(address)) is not None and known.number == number:
+            del self._buffers[address]
+            self.channel.drop(number)
 
     def members(self) -> Members:
         """Return the members of the run; only this peer while it is in no view."""
@@ -197,18 +236,18 @@ class Session(OwnLoops):
         return [(name, given) for name, given in outcome["objects"]]
 
 
-def _check_values(flat: Floats, vector: Vector, op: str) -> None:
-    """Raise CodecError for values that could not be encoded, or summed.
+def _unfit(flat: Floats, vector: Vector, most: float) -> CodecError:
+    """Return what is wrong with values that could not be encoded, or summed.
 
     They are found here, where they were made: the others are not harmed.
     """
     largest = max(float(flat.max()), -float(flat.min()))  # both hand on NaN
-    if math.isfinite(largest) and (op != "sum" or largest <= SUM_MAX):
-        return
-    what = "NaN or Inf in it" if not math.isfinite(largest) else f"values up to {largest:g} in it"
-    most = f"; a sum takes at most {SUM_MAX:g} of each trainer" if math.isfinite(largest) else ""
-    raise CodecError(
-        f"all_reduce() of a {vector} with {what}{most}",
+    what, limit = "NaN or Inf in it", ""
+    if math.isfinite(largest):
+        what = f"values up to {largest:g} in it"
+        limit = f"; a sum takes at most {most:g} of each trainer"
+    return CodecError(
+        f"all_reduce() of a {vector} with {what}{limit}",
         fix="look for the step that made them; nothing was sent to the other trainers, who go on "
         "without this one after half a minute, or at once when it has ended",
     )

@@ -153,6 +153,27 @@ class _Attached:
     initial: Callable[[Floats], None]
 
 
+@dataclass(slots=True, eq=False)
+class ExchangeMemory:
+    """Hold memory that a trainer shares with its daemon for collectives.
+
+    ``shared``, float32[2 * elements]: what goes in, then what comes out.
+    """
+
+    number: int  # by which the daemon knows it
+    shared: Floats
+
+    @property
+    def elements(self) -> int:
+        return len(self.shared) // 2
+
+    def given(self, elements: int) -> Floats:
+        return self.shared[:elements]
+
+    def result(self, elements: int) -> Floats:
+        return self.shared[self.elements : self.elements + elements]
+
+
 class TrainerChannel:
     """Connect one trainer with its daemon. Any call may raise DaemonLostError.
 
@@ -187,9 +208,10 @@ class TrainerChannel:
         self.connection, self.is_stale = 0, False
         self._figures: dict[str, tuple[Any, int]] = {}  # their sums since the last submission
         self._calls = 0  # so that a late answer is not taken for another one's
-        # Shared with the daemon: what goes into a collective, then what comes out, float32 each ...
-        self._exchange: Floats | None = None
-        self._vector_memory: Floats | None = None  # ... and one vector at a time
+        self._exchange: ExchangeMemory | None = None  # of collectives
+        self._exchanges: dict[int, ExchangeMemory] = {}  # all that a call may use, by number
+        self._dropped: list[int] = []  # the numbers of those that none will use any more
+        self._vector_memory: Floats | None = None  # shared with the daemon: one vector at a time
         self.round = 0
         self.epoch = 0
         self.operations = 0  # rounds that were calls of this trainer, whatever came of them
@@ -422,6 +444,7 @@ class TrainerChannel:
         if hasattr(self, "_client"):
             self._client.close()
         self._region = self._exchange = self._vector_memory = None
+        self._exchanges.clear()
         self._theta = []
         self._context.term()
 
@@ -432,28 +455,57 @@ class TrainerChannel:
         if self._region is None:
             self.attach(*_collectives(), lambda flat: flat.fill(0.0))
 
-    def exchange_memory(self, elements: int) -> tuple[Floats, Floats]:
-        """Return what to write to, and where the result will be, float32[elements] each.
+    def exchange_memory(self, elements: int) -> ExchangeMemory:
+        """Return memory for a collective of so many elements, the same as last time if it can be.
 
-        The memory behind them is at least as large as ever before.
+        It is at least as large as ever before.
         """
-        return self.lasting(lambda: self._exchange_memory(elements))
 
-    def _exchange_memory(self, elements: int) -> tuple[Floats, Floats]:
-        shared = self._exchange
-        if shared is None or len(shared) < 2 * elements:
-            self._exchange = None
-            shared = self._receive("exchange", writable=True, elements=elements)
-            self._exchange = shared
-        half = len(shared) // 2
-        return shared[:elements], shared[half : half + elements]
+        def take() -> ExchangeMemory:
+            memory = self._exchange
+            if memory is None or not self.has(memory) or memory.elements < elements:
+                if memory is not None:
+                    self.drop(memory.number)
+                memory = self._exchange = self._new_exchange(elements)
+            return memory
 
-    def reduce(self, elements: int, op: str, codec: str) -> dict[str, Any]:
-        """Reduce what lies in the ``exchange_memory``, where the result is then."""
-        shared, self._exchange = self._exchange, None  # given up, it may yet be read by a round
-        outcome = self.operate(kind=REDUCE, elements=elements, op=op, codec=codec)
-        self._exchange = shared
-        return outcome
+        return self.lasting(take)
+
+    def new_exchange_memory(self, elements: int) -> ExchangeMemory:
+        """Return memory for collectives that nobody else uses. ConfigError for too much of it."""
+        return self.lasting(lambda: self._new_exchange(elements))
+
+    def _new_exchange(self, elements: int) -> ExchangeMemory:
+        dropped, self._dropped = self._dropped, []
+        number, shared = self._receive_numbered("exchange", elements=elements, dropped=dropped)
+        memory = self._exchanges[number] = ExchangeMemory(number, shared)
+        return memory
+
+    def has(self, memory: ExchangeMemory) -> bool:
+        """Return whether a call may use this memory: the daemon has it, and nothing else does."""
+        return self._exchanges.get(memory.number) is memory
+
+    def drop(self, number: int) -> None:
+        """Use this memory no more."""
+        if self._exchanges.pop(number, None) is not None:
+            self._dropped.append(number)
+
+    def reduce(
+        self, memory: ExchangeMemory, elements: int, op: str, codec: str
+    ) -> tuple[dict[str, Any], Floats]:
+        """Reduce what lies in ``memory``; return the outcome, and the result where it lies.
+
+        A call that fails leaves the memory to the daemon: a round may yet read it. So does one
+        whose result is elsewhere.
+        """
+        self.drop(memory.number)
+        call = {"memory": memory.number, "elements": elements, "op": op, "codec": codec}
+        outcome = self.operate(kind=REDUCE, **call)
+        if outcome.get("moved"):
+            return outcome, self._receive("moved", writable=True)
+        self._dropped.remove(memory.number)
+        self._exchanges[memory.number] = memory
+        return outcome, memory.result(elements)
 
     def operate(self, **call: Any) -> dict[str, Any]:
         """Make the call, as soon as the daemon can take it, and wait for its outcome.
@@ -733,6 +785,7 @@ class TrainerChannel:
         self.forget_lifeline()
         self._client.close()
         self._exchange = self._vector_memory = None
+        self._exchanges, self._dropped = {}, []
         self._theta, self._state_serial = [], -1
 
     def _resume(self) -> str:
@@ -778,12 +831,17 @@ class TrainerChannel:
 
     def _receive(self, name: str, *, writable: bool, **arguments: Any) -> Floats:
         """Ask for a region; its descriptor comes over the lifeline after the answer."""
-        self.ask_once(name, **arguments)
+        return self._receive_numbered(name, writable=writable, **arguments)[1]
+
+    def _receive_numbered(
+        self, name: str, *, writable: bool = True, **arguments: Any
+    ) -> tuple[Any, Floats]:
+        answer = self.ask_once(name, **arguments)
         assert self._lifeline is not None
         readable, _, _ = select.select([self._lifeline], [], [], COMMAND_TIMEOUT_S)
         if not readable:
             raise lost(self._home)
-        return receive_region(self._lifeline, writable=writable)
+        return answer, receive_region(self._lifeline, writable=writable)
 
     def _map_state(self, serial: int) -> None:
         floats = self._receive("state", writable=False)

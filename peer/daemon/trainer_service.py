@@ -7,6 +7,7 @@ started again gets a new one, so that a round in progress still reads what was s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -37,6 +38,7 @@ from atoll.peer.rounds.resumed_work import Fate, fate_of, why_not_on
 from atoll.peer.rounds.state import Floats, ReplicatedState
 from atoll.peer.telemetry.rows import is_figure
 
+EXCHANGES_MAX = 16  # buffers of one trainer for collectives, each of twice a vector's size
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
 NAME_CHARACTERS_MAX = 64  # ... and the length of their names
 TOTALS = ("steps", "tokens")  # which methods count by themselves
@@ -52,7 +54,8 @@ class AttachedTrainer:
     pid: int
     frozen: str = FROZEN[0]  # what it does where frozen parameters are other ones than the run's
     region: Region | None = None
-    exchange: Region | None = None  # of its collectives: what goes in, then what comes out
+    # Of its collectives, by number: what goes in, then what comes out.
+    exchanges: dict[int, Region] = field(default_factory=dict)
     in_step: bool = False  # the barrier waits for it
     submissions: AsyncSubmissions | None = None  # of an asynchronous run
     awaiting: dict[int, int] = field(default_factory=dict)  # fragment -> the call without an answer
@@ -95,6 +98,7 @@ class TrainerService:
         self.trainer: AttachedTrainer | None = None
         self._new_loss: float | None = None  # that no line of the log has shown
         self._new_heldout_loss: float | None = None  # that no row has told
+        self._exchange_numbers = itertools.count(1)
         self._submitted_s: dict[int, float] = {}  # fragment -> when the trainer was done with it
 
     def handlers(self) -> dict[str, Handler]:
@@ -109,6 +113,7 @@ class TrainerService:
             "next": self._next,
             "operate": self._operate,
             "exchange": self._exchange,
+            "moved": self._moved,
             "pull": self._pull,
             "valid": self._valid,
             "report": self._report,
@@ -135,6 +140,8 @@ class TrainerService:
             head = self._executor.replica.log.head(effect.round)
             outcome["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
             outcome["peers"] = list(map(short, head.contributors)) if head is not None else []
+        if effect.kind == "committed" and self._executor.replica.outputs.moved is not None:
+            outcome["moved"] = True
         self.ipc_server.push(trainer.client, "outcome", outcome)
 
     def _as_logged(self, trainer: AttachedTrainer, effect: ev.TellTrainer) -> ev.TellTrainer | None:
@@ -182,7 +189,7 @@ class TrainerService:
         self.trainer = None
         if trainer.submissions is not None:
             trainer.submissions.close()
-        for region in (trainer.region, trainer.exchange):
+        for region in (trainer.region, *trainer.exchanges.values()):
             if region is not None:
                 region.close()  # the mapping lives on while a round reads it
         if trainer.in_step:
@@ -359,7 +366,8 @@ class TrainerService:
         if not trainer.in_step:
             raise SessionError("a collective before attach", fix="call attach first")
         submission = call_of(arguments, own)
-        halves = halves_of(trainer.exchange, submission.operation)
+        number = int(arguments.get("memory", 0))
+        halves = halves_of(trainer.exchanges.get(number), submission.operation)
         self.note_figures(trainer, arguments.get("figures", {}))
         why = why_not_now(own, self._executor.state, in_view=self._node.view is not None)
         if not why:
@@ -367,23 +375,41 @@ class TrainerService:
             trainer.since.pop(0, None)
             self._feed(submission)
             if own.submissions.get(0) is submission and halves is not None:
-                self._executor.replica.inputs, self._executor.replica.outputs = halves
+                self._executor.replica.inputs = halves[0]
+                self._executor.replica.outputs.expect(halves[1])
         return why
 
-    async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> None:
-        """Hand out memory for vectors of so many elements.
+    async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> int:
+        """Hand out memory for vectors of so many elements; return its number.
 
-        What was handed out before is not used again.
+        ``dropped``: what was handed out before and is not used again.
         """
         trainer = self.known(client)
+        for number in arguments["dropped"]:
+            if (dropped := trainer.exchanges.pop(int(number), None)) is not None:
+                dropped.close()
+        if len(trainer.exchanges) >= EXCHANGES_MAX:
+            raise ConfigError(
+                f"this trainer has {EXCHANGES_MAX} buffers for collectives",
+                fix="let go of some, or make one large one and use views of it",
+            )
         region = await asyncio.to_thread(Region, "exchange", 2 * int(arguments["elements"]))
         if self.trainer is not trainer:
             region.close()
             raise SessionError("this trainer has ended meanwhile")
-        if trainer.exchange is not None:
-            trainer.exchange.close()
-        trainer.exchange = region
+        number = next(self._exchange_numbers)
+        trainer.exchanges[number] = region
         send_region(self.ipc_server.lifeline(client), region, writable=True)
+        return number
+
+    async def _moved(self, client: bytes, _: dict[str, Any]) -> None:
+        """Hand out the memory in which the result of the last call is."""
+        self.known(client)
+        region = self._executor.replica.outputs.take_moved()
+        if region is None:
+            raise SessionError("the result is where it was expected")
+        send_region(self.ipc_server.lifeline(client), region, writable=True)
+        region.close()
 
     async def _pull(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
         self.known(client)

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from atoll.collectives import ReducePlan, Reduction, RoundResult
-from atoll.collectives.codecs import F32, U8, Gathered
+from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.codecs import F32, U8, Decoder, Gathered
 from atoll.collectives.digests import quick_digest, strong_digest
 from atoll.collectives.engine.accumulate import PartAuditor
 from atoll.collectives.engine.parts import Contribution
@@ -33,13 +34,14 @@ from atoll.collectives.feedback import Compensated
 from atoll.collectives.robust import RobustRule
 from atoll.peer.durable.round_files import RoundName
 from atoll.peer.membership.kept_chunks import Kept
-from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.messages import REDUCE, Begin
 from atoll.peer.membership.view import View, short
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_plan import kept_of, plan_of, rule_of, shape_of
 from atoll.peer.rounds.entries import INIT, STEP, EntryHead, entry_root
 from atoll.peer.rounds.error_feedback import Residual
 from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.outputs import SETTLE_POLL_S, SETTLE_S, TrainerOutputs
 from atoll.peer.rounds.salvage import FetchKept, KeptCopy, KeptPlan, header_of, pack_chunks
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.rounds.verifier import AttemptVerifier, AuditedParts, VerifiedAttempt
@@ -69,7 +71,7 @@ class Replica:
     # whether an attempt may read it is the machine's decision.
     inputs: F32 | None = None
     steps: bytes = b""  # what its trainer has committed to of the local steps that led to them
-    outputs: F32 | None = None  # where the trainer expects the result of its all-reduce
+    outputs: TrainerOutputs = field(default_factory=TrainerOutputs)
     view: View | None = None
     residual: Residual = field(default_factory=Residual)
 
@@ -138,6 +140,7 @@ class AttemptRun:
         self.begun_s = begun_s  # when the first attempt at the round began here
         self.root = b""  # not empty: the result is complete
         self.lent = False  # others may read the complete result at any time from now on
+        self.in_outputs = False  # the reduction works in the trainer's memory
         self.saving = False  # it is being written to the disk
         self.ended = False
         self.reduction: Reduction | None = None
@@ -166,6 +169,21 @@ class AttemptRun:
         """
         in_use = self.reduction is not None and self.reduction.uses_result
         return self.lent or self.saving or in_use
+
+    def lend(self) -> None:
+        """Let others read the complete result at any time from now on."""
+        if self.in_outputs and not self.lent:  # which is the trainer's once it is committed
+            self.result = self.result.copy(self._peer.replica.log.spare)
+        self.lent = True
+
+    def settled(self) -> bool:
+        """Wait until the reduction, which has ended, has left the result; return whether it has."""
+        by_s = time.monotonic() + SETTLE_S
+        while self.reduction is not None and self.reduction.uses_result:
+            if time.monotonic() > by_s:
+                return False
+            time.sleep(SETTLE_POLL_S)
+        return True
 
     @property
     def is_reducing(self) -> bool:
@@ -521,21 +539,37 @@ class AttemptTable:
         terms = audits.terms_of(begin, state.spec, grid) if state is not None else None
         if rule is not None:  # of a result that is copied, too
             rule.check(sum(weight > 0 for weight in begin.weights))
-        before, spare = self._by_round.get(begin.round), self._peer.replica.log.spare
+        before, replica = self._by_round.get(begin.round), self._peer.replica
         begun_s = time.monotonic() if before is None else before.begun_s
+        is_read = before is not None and before.is_read
+        in_outputs = before is not None and before.in_outputs
+        if is_read and in_outputs:
+            replica.outputs.move()
         if before is None or (before.result.codec, before.result.grid) != (codec, grid):
-            # Of an operation nothing is kept: digests only tell whether all have the same.
-            digest = strong_digest if begin.operation is None else quick_digest
-            result = RoundResult(codec, grid, spare, digest)
-        elif before.is_read:
-            result = before.result.copy(spare)
+            result, in_outputs = self._new_result(begin, codec, grid)
+        elif is_read:
+            result, in_outputs = before.result.copy(replica.log.spare), False
         else:
             result = before.result
         if before is not None:
             self._forget(before)
         run = AttemptRun(self._peer, begin, result, kept, begun_s, rule=rule, terms=terms)
+        run.in_outputs = in_outputs
         self._by_round[begin.round] = run
         return run
+
+    def _new_result(
+        self, begin: Begin, codec: Decoder, grid: ChunkGrid
+    ) -> tuple[RoundResult, bool]:
+        """Return the empty result of an attempt, and whether it is in the trainer's memory."""
+        replica = self._peer.replica
+        # Of an operation nothing is kept: digests only tell whether all have the same.
+        digest = strong_digest if begin.operation is None else quick_digest
+        if begin.kind == REDUCE and self._peer.me in begin.participants and codec.name == "float32":
+            memory = replica.outputs.memory(codec.encoded_bytes(grid.total))
+            if memory is not None:
+                return RoundResult(codec, grid, lambda _: memory, digest), True
+        return RoundResult(codec, grid, replica.log.spare, digest), False
 
     def begun_again(self, before: AttemptRun, run: AttemptRun) -> None:
         """Carry over what was sent and counted from ``before`` to ``run``, which follows it.

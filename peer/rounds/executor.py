@@ -35,6 +35,7 @@ from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, EntryHead
 from atoll.peer.rounds.log import RoundLog
+from atoll.peer.rounds.outputs import TrainerOutputs
 from atoll.peer.rounds.recovery import HeldResult, HomeContents, HomeReader
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
@@ -385,7 +386,7 @@ class RoundExecutor:
         run = self.attempts.at(number, attempt)
         if run is None or not run.root or run.ended:
             return None
-        run.lent = True
+        run.lend()
         return run.result.array, run.result.layout, run.result.grid.count
 
     # ------------------------------------------------------------ what attempts ask (AttemptPort)
@@ -560,18 +561,26 @@ def commit_operation(replica: Replica, effect: ev.Apply, run: AttemptRun | None)
     The log keeps the entry without its bytes: laggards need its place in the history only.
     CodecError if the result does not decode.
     """
-    state, out, begin = replica.state, replica.outputs, effect.begin
+    state, begin = replica.state, effect.begin
     assert state is not None
     if run is not None:
-        result = run.result
-        if out is not None and out.size == result.grid.total:
-            for chunk in range(result.grid.count):
-                lo, hi = result.grid.bounds(chunk)
-                result.codec.decode(result.view(chunk), out[lo:hi])
-        if not run.is_read:
-            replica.log.give_back(result.array)
+        if run.in_outputs and not run.settled():
+            replica.outputs.move()
+        _write_outputs(replica.outputs, run.result)
+        if not (run.is_read or run.in_outputs):
+            replica.log.give_back(run.result.array)
     head = EntryHead(begin.round, begin.kind, 0, begin.origins, b"", effect.root, effect.chain)
     nothing = np.empty(0, np.uint8)
     state.apply(head, nothing)
     replica.log.append(head, nothing, state.digest)
     return state
+
+
+def _write_outputs(outputs: TrainerOutputs, result: RoundResult) -> None:
+    """Write a result where the trainer expects it, unless it lies there. CodecError."""
+    out = outputs.floats
+    if out is None or out.size != result.grid.total or outputs.is_at(result.array):
+        return
+    for chunk in range(result.grid.count):
+        lo, hi = result.grid.bounds(chunk)
+        result.codec.decode(result.view(chunk), out[lo:hi])

@@ -14,6 +14,7 @@ from harness.processes import fleet
 
 from atoll.collectives.errors import ConfigError
 from atoll.peer.client.session import Session
+from atoll.peer.daemon.trainer_service import EXCHANGES_MAX
 from atoll.peer.membership.operations import OBJECT_BYTES_MAX
 
 
@@ -64,6 +65,61 @@ def test_objects_that_do_not_fit_are_refused_alike(tmp_path: Path) -> None:
                 trainers.sessions["a"].all_gather(bytes(OBJECT_BYTES_MAX + 1))
             found = trainers.each(lambda session: session.all_gather(bytes(OBJECT_BYTES_MAX)))
             assert [len(data) for _, data in found["a"]] == [OBJECT_BYTES_MAX] * 2
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8"])
+def test_buffers_are_reduced_where_they_lie(codec: str, tmp_path: Path) -> None:
+    shape, other = (300, 1000), (7,)
+
+    def work(session: Session, mine: float) -> list[float]:
+        large, small = session.buffer(*shape), session.buffer(*other)
+        assert large.shape == shape
+        assert not large.any()
+        means, places = [], set()
+        for turn in range(6):
+            large.fill_(mine + turn)
+            small.fill_(-mine)
+            found = session.all_reduce(large, codec=codec).value
+            copied = session.all_reduce(large[:150] * 2, codec=codec).value
+            assert session.all_reduce(small, "sum").value.unique().item() == -3.0
+            means += [found.unique().item(), copied.unique().item()]
+            half = session.all_reduce(large.view(-1)[: large.numel() // 2], "max").value
+            means.append(half.unique().item())
+            places |= {found.data_ptr(), half.data_ptr()}  # found is overwritten by now
+            assert large.unique().item() == mine + turn  # what goes in is left alone
+        assert len(places) < 12
+        return means
+
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        with callers(run, "ab") as trainers:
+            trainers.meet()
+            found = trainers.each_own(
+                {n: lambda s, m=float(m): work(s, m) for m, n in enumerate("ab", start=1)}
+            )
+            assert found["a"] == found["b"]
+            for turn in range(6):
+                mean, twice, most = found["a"][3 * turn : 3 * turn + 3]
+                assert twice == pytest.approx(2 * (1.5 + turn), rel=0.01)
+                assert most == pytest.approx(2.0 + turn, rel=0.01)
+                assert mean == pytest.approx(1.5 + turn, rel=0.01)
+
+
+def test_buffers_are_let_go_and_bounded(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        with callers(run, "ab") as trainers:
+            trainers.meet()
+            session = trainers.sessions["a"]
+            with pytest.raises(ConfigError, match="how many elements"):
+                session.buffer(3, 0)
+            for _ in range(2 * EXCHANGES_MAX):
+                session.buffer(10)  # which nobody keeps
+            kept = [session.buffer(10) for _ in range(EXCHANGES_MAX - 1)]
+            with pytest.raises(ConfigError, match="16 buffers"):
+                kept += [session.buffer(10) for _ in range(2)]
+            del kept
+            assert session.buffer(10).numel() == 10
 
 
 OPS = {

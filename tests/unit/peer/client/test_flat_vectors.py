@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.client.flat_vectors import vector_of
+from atoll.peer.client.flat_vectors import TILE_ELEMENTS, vector_of
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 3
 
@@ -43,6 +45,41 @@ def test_tensors_of_any_layout(view: Any, dtype: torch.dtype) -> None:
     assert (back.dtype, back.shape, back.device) == (given.dtype, given.shape, given.device)
     assert torch.equal(back, 2 * given)
     assert back.data_ptr() != given.data_ptr()
+
+
+LARGE = np.random.default_rng(1).standard_normal(TILE_ELEMENTS + 5, np.float32)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *(LARGE, LARGE.astype(np.float16), np.flip(LARGE), LARGE[::3], LARGE.reshape(-1, 1)),
+        *(torch.from_numpy(LARGE.copy()), torch.from_numpy(LARGE).bfloat16()),
+        *(torch.from_numpy(LARGE)[::2], torch.ones(3, requires_grad=True)),
+        torch.nn.Parameter(torch.ones(2, 3)),
+    ],
+    ids=lambda tensor: str(tensor.dtype),
+)
+def test_finite_values_are_written_as_without_a_check(tensor: Any) -> None:
+    vector = vector_of(tensor)
+    plain, checked = np.zeros((2, vector.elements), np.float32)
+    vector.write(plain)
+    assert vector.write_finite(checked)
+    assert plain.tobytes() == checked.tobytes()
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1.5e30, -1.5e30])
+@pytest.mark.parametrize("at", [0, TILE_ELEMENTS - 1, TILE_ELEMENTS, LARGE.size - 1])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda a: a[::-1]])
+def test_values_that_are_not_finite_or_too_large_are_found(
+    wrong: float, at: int, kind: Callable[[Any], Any]
+) -> None:
+    values = LARGE.copy()
+    values[at] = wrong
+    vector = vector_of(kind(values))
+    flat = np.zeros(LARGE.size, np.float32)
+    assert not vector.write_finite(flat, 1e30)
+    assert vector.write_finite(flat) == math.isfinite(wrong)
 
 
 def test_parameters_give_plain_tensors() -> None:

@@ -31,12 +31,12 @@ def give(sites: list[Site]) -> list[np.ndarray]:
         made = np.random.default_rng(index).standard_normal(ELEMENTS).astype(np.float32)
         vectors.append(made)
         site.executor.replica.inputs = made
-        site.executor.replica.outputs = np.full(ELEMENTS, np.nan, np.float32)
+        site.executor.replica.outputs.expect(np.full(ELEMENTS, np.nan, np.float32))
     return vectors
 
 
 def outputs(site: Site) -> np.ndarray:
-    found = site.executor.replica.outputs
+    found = site.executor.replica.outputs.floats
     assert found is not None
     return found
 
@@ -137,5 +137,111 @@ def test_a_vector_of_another_size_is_no_contribution(tmp_path: Path) -> None:
         await eventually(lambda: any(isinstance(e, ev.ReduceFailed) for e in sites[0].fed))
         failed = next(e for e in sites[0].fed if isinstance(e, ev.ReduceFailed))
         assert (failed.peers, failed.why) == ((), "this peer's submission is gone")
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_an_exact_result_grows_where_the_trainer_expects_it(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 5000)
+        vectors = give(sites)
+        expected_at = [outputs(site).ctypes.data for site in sites]
+        begin = reduce_of(sites)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        for site, at in zip(sites, expected_at, strict=True):
+            run = site.executor.attempts.get(2)
+            assert run is not None
+            assert run.result.array.ctypes.data == at
+            site.carry_out(ev.Apply(begin, b"c" * 32))
+        await eventually(lambda: all(site.applied(2) for site in sites))
+        for site, at in zip(sites, expected_at, strict=True):
+            assert outputs(site).ctypes.data == at
+            assert site.executor.replica.outputs.moved is None
+            np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
+            assert site.executor.replica.log.spare(4 * ELEMENTS).ctypes.data != at
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_who_copies_a_result_reads_other_memory_than_the_trainers(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 5000)
+        vectors = give(sites)
+        begin = reduce_of(sites)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        lender = sites[0]
+        lent = lender.executor.complete_result(2, 1)
+        assert lent is not None
+        assert lent[0].ctypes.data != outputs(lender).ctypes.data
+        for site in sites:
+            site.carry_out(ev.Apply(begin, b"c" * 32))
+        await eventually(lambda: all(site.applied(2) for site in sites))
+        read = lent[0].view(np.float32)
+        np.testing.assert_array_equal(outputs(lender), read)
+        outputs(lender).fill(0)  # the trainer's next result
+        np.testing.assert_allclose(read, vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_a_result_that_is_still_being_sent_is_handed_over_in_other_memory(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 5000)
+        vectors = give(sites)
+        begin = reduce_of(sites)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        late = sites[0]
+        run, before = late.executor.attempts.get(2), outputs(late)
+        assert run is not None
+        assert run.reduction is not None
+        run.reduction._senders.reading += 1  # a thread that hangs in a stream
+        for site in sites:
+            site.carry_out(ev.Apply(begin, b"c" * 32))
+        await eventually(lambda: all(site.applied(2) for site in sites))
+        moved = late.executor.replica.outputs.take_moved()
+        assert moved is not None
+        moved.close()
+        assert sites[1].executor.replica.outputs.moved is None
+        before.fill(0)  # by the thread
+        for site in sites:
+            np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_a_retry_goes_on_elsewhere_while_the_attempt_before_is_read(tmp_path: Path) -> None:
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 5000)
+        vectors = give(sites)
+        begin = reduce_of(sites)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        late = sites[0]
+        run, before = late.executor.attempts.get(2), outputs(late)
+        assert run is not None
+        assert run.reduction is not None
+        run.reduction._senders.reading += 1
+        again = reduce_of(sites, attempt=2)
+        for site in sites:
+            site.carry_out(ev.Abort(2, 1))
+            site.carry_out(ev.Reduce(again))
+        await eventually(lambda: all(site.reduced(2) for site in sites))
+        for site in sites:
+            site.carry_out(ev.Apply(again, b"c" * 32))
+        await eventually(lambda: all(site.applied(2) for site in sites))
+        assert outputs(late).ctypes.data != before.ctypes.data
+        moved = late.executor.replica.outputs.take_moved()
+        assert moved is not None
+        moved.close()
+        before.fill(0)
+        for site in sites:
+            np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
 
     scenario(tmp_path, "ab", play)
