@@ -164,7 +164,7 @@ class Waiting:
             for n in range(6, last + 1)
         }
         self.log = SimpleNamespace(head=heads.get, last=last)
-        self.trainers._executor.replica = SimpleNamespace(log=self.log)  # type: ignore[assignment]
+        self.trainers._executor.replica = Replica(self.log)  # type: ignore[assignment]
         self.trainers.ipc_server = cast(
             IpcServer, SimpleNamespace(push=lambda *said: self.heard.append(said[2]))
         )
