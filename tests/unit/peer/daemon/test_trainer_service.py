@@ -20,6 +20,7 @@ from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.ipc_server import IpcServer
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership import events as ev
+from atoll.peer.rounds.attempt_run import Replica
 from atoll.peer.rounds.entries import STEP, EntryHead, EntryOrigin
 
 CLIENT = b"client"
@@ -163,8 +164,8 @@ class Waiting:
             )
             for n in range(6, last + 1)
         }
-        self.log = SimpleNamespace(head=heads.get, last=last)
-        self.trainers._executor.replica = Replica(self.log)  # type: ignore[assignment]
+        self.log: Any = SimpleNamespace(head=heads.get, last=last)
+        self.trainers._executor.replica = Replica(self.log)
         self.trainers.ipc_server = cast(
             IpcServer, SimpleNamespace(push=lambda *said: self.heard.append(said[2]))
         )
