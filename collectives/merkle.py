@@ -91,7 +91,7 @@ def _node(left: bytes, right: bytes) -> bytes:
 #
 # Commit to encoded chunks before anybody sends: by one Merkle root for each owner's chunks.
 #
-# The leaves are the SHA-256 digests of the encoded chunks that one participant owns, in ascending
+# The leaves are the digests of the encoded chunks that one participant owns, in ascending
 # order. So whoever gets some of them can check each one alone, and an owner can show to everybody
 # which bytes somebody has committed to, with nothing else of that vector.
 

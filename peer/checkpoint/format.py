@@ -39,7 +39,10 @@ from atoll.peer.net.invite import check_run_name
 
 K = TypeVar("K")
 FORMAT = "atoll-checkpoint"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+# Until here chunks have SHA-256 digests, and the digest of the state is one over these: it is not
+# the one that the state has in a run of today.
+SHA256_FORMAT_MAX = 2
 # What each format has added to the first one. A manifest of an older format has none of it, and the
 # defaults of these fields hold; its text is checked without them.
 ADDED: dict[int, frozenset[str]] = {2: frozenset({"min_trainers"})}
@@ -92,6 +95,7 @@ class CheckpointManifest:
     unix_s: int
     version: str  # of atoll, for people
     min_trainers: int = 0  # of the rules; older checkpoints say nothing of it
+    format_version: int = FORMAT_VERSION  # not one of the fields of the text
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no writer says."""
@@ -242,7 +246,7 @@ def _manifest(document: dict[str, object], format_version: int) -> CheckpointMan
     for field in _fields(format_version):
         kind = "blob" if field.name == "blob" else str(field.type)
         values[field.name] = _PARSE[kind](document[field.name])
-    return CheckpointManifest(**values)
+    return CheckpointManifest(**values, format_version=format_version)
 
 
 def _document(manifest: CheckpointManifest, format_version: int) -> dict[str, object]:
@@ -288,7 +292,7 @@ def _hashes(value: object) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(_text_of(each)) for each in value)
 
 
-_FIELDS = fields(CheckpointManifest)
+_FIELDS = [field for field in fields(CheckpointManifest) if field.name != "format_version"]
 _PARSE: dict[str, Callable[[object], object]] = {
     "str": _text_of,
     "int": _number,

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import AtollError, CheckpointError
 from atoll.collectives.merkle import LEAF_BYTES, merkle_root
 from atoll.optim.run_spec import parse_blob
@@ -31,6 +32,7 @@ from atoll.peer.checkpoint.format import (
     LENGTH_BYTES,
     MANIFEST_BYTES_MAX,
     ROUND_DIGITS,
+    SHA256_FORMAT_MAX,
     CheckpointManifest,
     StateLayout,
     latest_first,
@@ -71,12 +73,14 @@ class Checkpoint:
         Raises CheckpointError, which names the first chunk that is not what its writer signed.
         """
         view = memoryview(out)
+        is_old = self.manifest.format_version <= SHA256_FORMAT_MAX
+        digest = _sha256 if is_old else strong_digest
         for chunk, leaf in enumerate(self.leaves):
             place = self.layout.place(chunk)
             data = view[: 2 * place.nbytes]
             read_exactly(self.fd, data[: place.nbytes], place.theta_at)
             read_exactly(self.fd, data[place.nbytes :], place.momentum_at)
-            if hashlib.sha256(data).digest() != leaf:
+            if digest(data) != leaf:
                 what = f"{self.path.name} is damaged: {self.layout.describe(chunk)} is not what"
                 raise _refused(f"{what} was written there")
             yield chunk, data
@@ -240,7 +244,8 @@ def _load(checkpoint: Checkpoint) -> ReplicatedState:
         for chunk, data in checkpoint.chunks(checkpoint.buffer()):
             load.put(chunk, manifest.round, data)
         load.finish(manifest.round)
-        if state.digest != manifest.digest:  # only a defect gets this far
+        is_old = manifest.format_version <= SHA256_FORMAT_MAX
+        if state.digest != manifest.digest and not is_old:  # only a defect gets this far
             raise _refused(f"{checkpoint.path.name} gives another state than it was made of")
     except BaseException:
         state.close()
@@ -370,6 +375,10 @@ def read_exactly(fd: int, out: memoryview, offset: int) -> None:
         if count == 0:
             raise _refused(f"a file ended at byte {offset:,} while it was read")
         out, offset = out[count:], offset + count
+
+
+def _sha256(data: memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
 
 
 def file_sha256(fd: int, nbytes: int) -> bytes:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import threading
 import time
@@ -25,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.collectives.codecs import U8
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
 from atoll.collectives.version import VERSION
@@ -287,7 +287,7 @@ class _StateCopy:
             self._step(head, data, encoded, contributors)
             changed = True
         if changed:
-            self.leaves[chunk] = hashlib.sha256(data).digest()
+            self.leaves[chunk] = strong_digest(data)
             self._write(chunk, data)
 
     def _step(self, head: EntryHead, data: memoryview, encoded: U8, contributors: int) -> None:

@@ -15,7 +15,6 @@ never touches the ledger, which has its own space.
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import re
 import threading
@@ -23,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import DiskError
 from atoll.collectives.threads import worker
 from atoll.collectives.units import size
@@ -143,12 +143,10 @@ class RoundReader:
             return b""
 
     def bad_chunks(self, places: Sequence[tuple[int, int]], digests: Sequence[bytes]) -> list[int]:
-        """Return the chunks whose bytes do not have their SHA-256. ``places``: where each lies."""
+        """Return the chunks whose bytes do not have their digests. ``places``: where each lies."""
         pairs = enumerate(zip(places, digests, strict=True))
         return [
-            chunk
-            for chunk, (place, digest) in pairs
-            if hashlib.sha256(self.read(*place)).digest() != digest
+            chunk for chunk, (place, digest) in pairs if strong_digest(self.read(*place)) != digest
         ]
 
     def close(self) -> None:

@@ -143,7 +143,7 @@ class EntryHead:
 def entry_root(
     origins: Sequence[EntryOrigin], origin_of: bytes, digests: Sequence[bytes], blob: bytes = b""
 ) -> bytes:
-    """Return the root of R from the SHA-256 ``digests`` of its encoded chunks, in order.
+    """Return the root of R from the ``digests`` of its encoded chunks, in order.
 
     StateError if ``origin_of`` speaks of another number of chunks.
     """

@@ -12,7 +12,6 @@ hashed before it is used.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from atoll.collectives import ChunkGrid, RoundResult
 from atoll.collectives.codecs import U8, Decoder
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import AtollError, CheckpointError, RemoteProtocolError
 from atoll.collectives.units import count
 from atoll.peer.checkpoint.format import CheckpointManifest
@@ -276,7 +276,7 @@ def name_of(place: Place) -> RoundName:
 def read_result(
     rounds: RoundFiles, name: RoundName, codec: Decoder, grid: ChunkGrid
 ) -> tuple[U8, list[bytes]]:
-    """Return R from its file, uint8[total], and the SHA-256 of each chunk. OSError."""
+    """Return R from its file, uint8[total], and the digest of each chunk. OSError."""
     result = RoundResult(codec, grid)
     reader = rounds.open(name)
     try:
@@ -286,7 +286,7 @@ def read_result(
             if len(data) != hi - lo:
                 raise OSError(f"it ends after {count(lo + len(data), 'byte')}")
             result.array[lo:hi] = np.frombuffer(data, np.uint8)
-            result.digests[chunk] = hashlib.sha256(data).digest()
+            result.digests[chunk] = strong_digest(data)
     finally:
         reader.close()
     return result.array, result.digests

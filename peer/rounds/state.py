@@ -3,7 +3,7 @@
 Two buffers: the current one is what everybody reads (trainer, donors, pseudo-gradients) and never
 changes; a commit writes the next state into the other and swaps. The two differ only in the chunks
 of the last commit's fragment, so a commit copies those and computes its own. Each chunk has a
-*leaf*, the SHA-256 of its parameters and momentum; the digest of the state covers the run's
+*leaf*, the digest of its parameters and momentum; the digest of the state covers the run's
 specification and the Merkle root of the leaves, so equal digests mean equal runs, bit for bit.
 """
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from atoll.collectives import ChunkGrid, EncodedLayout, encoded_layout, get_codec
 from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX
 from atoll.collectives.codecs import Decoder
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import MerkleTree
 from atoll.optim.manifest import Manifest, fragment_grid
@@ -474,11 +475,9 @@ class StateBuffers:
         momentum.fill(0)
 
     def leaf(self, chunk: int, buffer: int) -> bytes:
-        """Return the SHA-256 of a chunk's parameters and momentum."""
+        """Return the digest of a chunk's parameters and momentum."""
         theta, momentum = self.parts(chunk, buffer)
-        text = hashlib.sha256(theta.data)
-        text.update(momentum.data)
-        return text.digest()
+        return strong_digest(theta, momentum)
 
     def parts(self, chunk: int, buffer: int) -> tuple[U8, U8]:
         """Return the bytes of a chunk's parameters and of its momentum, in place."""

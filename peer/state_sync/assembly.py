@@ -269,7 +269,7 @@ class StateAssembly:
         [part] = event.parts
         if not part.same and len(part.data) != store.state_bytes(chunk):
             return f"chunk {chunk} has {len(part.data)} bytes"
-        leaf = self._hint(table, chunk) if part.same else part.sha
+        leaf = self._hint(table, chunk) if part.same else part.data_digest
         digest = state_of(leaf, chunk, table.count, part.proof, table.blob_digest)
         agreed = self._donors.attestation.agreed.get(event.number, digest)
         if not leaf or not digest or agreed != digest:
@@ -280,7 +280,7 @@ class StateAssembly:
         if part.same:
             store.keep(chunk, event.number)
         else:
-            store.put(chunk, event.number, part.data, part.sha, digest)
+            store.put(chunk, event.number, part.data, part.data_digest, digest)
             self._refuted.discard(chunk)
         table.take_state(chunk, event.number, digest, event.source)
         return ""

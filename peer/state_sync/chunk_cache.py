@@ -6,7 +6,7 @@ and is believed again only if its bytes have the hash that was noted and the gro
 digest of the state that it is of, as with a chunk that a donor sends.
 
     file:   magic, SHA-256 of the specification, records
-    record: chunk, round, digest of that round's state, SHA-256 of the data, length; CRC; data
+    record: chunk, round, digest of that round's state, digest of the data, length; CRC; data
 
 Records are appended; the last one of a chunk counts, and one that was cut short ends the file.
 Nothing is synced: a power cut may cost what the hashes then refuse.
@@ -14,7 +14,6 @@ Nothing is synced: a power cut may cost what the hashes then refuse.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import struct
 import threading
@@ -23,12 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.units import size
 
 MAGIC = b"atoll-chunks-1\n\0"
 HEAD = struct.Struct(">IQ32s32sI")
 RECORD = struct.Struct(f">{HEAD.size}sI")
-# Chunk, round, digest of that round's state, SHA-256 of the data, the data.
+# Chunk, round, digest of that round's state, digest of the data, the data.
 Record = tuple[int, int, bytes, bytes, bytes]
 # Of the free space, when a state begins to come: the home's own records matter more.
 SPACE_SHARE_MAX = 0.5
@@ -98,10 +98,12 @@ class ChunkCache:
             end += RECORD.size + len(record[-1])
             yield record
 
-    def add(self, chunk: int, number: int, digest: bytes, sha: bytes, data: memoryview) -> None:
+    def add(
+        self, chunk: int, number: int, digest: bytes, data_digest: bytes, data: memoryview
+    ) -> None:
         """Add a verified chunk of the state after round ``number``, which has that digest."""
         wanted = RECORD.size + len(data)
-        fields = HEAD.pack(chunk, number, digest, sha, len(data))
+        fields = HEAD.pack(chunk, number, digest, data_digest, len(data))
         head = RECORD.pack(fields, zlib.crc32(fields))
         with self._lock:
             if self._file is None:
@@ -145,10 +147,10 @@ def read_record(file: BinaryIO, at: int, sizes: Sequence[int]) -> Record | None:
     if len(head) < RECORD.size:
         return None
     fields, crc = RECORD.unpack(head)
-    chunk, number, digest, sha, length = HEAD.unpack(fields)
+    chunk, number, digest, data_digest, length = HEAD.unpack(fields)
     if zlib.crc32(fields) != crc or chunk >= len(sizes) or length != sizes[chunk]:
         return None
     data = file.read(length)
-    if hashlib.sha256(data).digest() != sha:
+    if strong_digest(data) != data_digest:
         return None
-    return chunk, number, digest, sha, data
+    return chunk, number, digest, data_digest, data

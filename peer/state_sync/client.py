@@ -146,7 +146,7 @@ class SyncClient:
         state = self._owner.state
         if state is None or not state.digest:
             return ev.OwnState()
-        chain, blob_digest = self._rounds.chain_after(state.round), _sha(state.blob)
+        chain, blob_digest = self._rounds.chain_after(state.round), _sha256(state.blob)
         return ev.OwnState(state.round, chain, state.digest, blob_digest)
 
     def _feed(self, event: ev.Event) -> None:
@@ -252,7 +252,7 @@ class SyncClient:
                 state = await asyncio.to_thread(ReplicatedState, blob)
             assert state is not None
             store = _StateStore(state, self._cache)
-            cached = await asyncio.to_thread(store.take_cached, _sha(blob)) if blob else ()
+            cached = await asyncio.to_thread(store.take_cached, _sha256(blob)) if blob else ()
         except (AtollError, MemoryError, OSError) as error:
             self._feed(ev.StoreFailed(_reason(error)))
             return
@@ -338,24 +338,26 @@ class _StateStore:
         else:
             self._kept[chunk] = number
 
-    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
-        self._take(chunk, number, data, sha)
-        self._cache.add(chunk, number, digest, sha, data)
+    def put(
+        self, chunk: int, number: int, data: memoryview, data_digest: bytes, digest: bytes
+    ) -> None:
+        self._take(chunk, number, data, data_digest)
+        self._cache.add(chunk, number, digest, data_digest, data)
 
     def take_cached(self, blob_digest: bytes) -> tuple[tuple[int, int, bytes], ...]:
         """Open the cache; return (chunk, round, digest of that round's state) of what it has."""
         sizes = [self.state_bytes(chunk) for chunk in range(self.chunks)]
         self._cache.begin(blob_digest, sum(sizes))
         taken: dict[int, tuple[int, int, bytes]] = {}
-        for chunk, number, digest, sha, data in self._cache.chunks(sizes):
-            self._take(chunk, number, memoryview(data), sha)
+        for chunk, number, digest, data_digest, data in self._cache.chunks(sizes):
+            self._take(chunk, number, memoryview(data), data_digest)
             taken[chunk] = (chunk, number, digest)
         return tuple(taken.values())
 
-    def _take(self, chunk: int, number: int, data: memoryview, sha: bytes) -> None:
+    def _take(self, chunk: int, number: int, data: memoryview, data_digest: bytes) -> None:
         self._kept.pop(chunk, None)
         self._load.put(chunk, number, data)
-        self._leaves[chunk] = sha  # of parameters and momentum, in this order, as a leaf is
+        self._leaves[chunk] = data_digest  # of parameters and momentum, in this order, as a leaf is
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None:
         self._copy(chunk)
@@ -378,8 +380,8 @@ class _StateStore:
             self._load.keep(chunk, number)
 
 
-def _sha(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
+def _sha256(blob: bytes) -> bytes:
+    return hashlib.sha256(blob).digest()
 
 
 def _reason(error: AtollError | MemoryError | OSError) -> str:

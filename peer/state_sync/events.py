@@ -47,10 +47,12 @@ class SyncStore(Protocol):
     def keep(self, chunk: int, number: int) -> None:
         """Declare the bytes here those of round ``number``."""
 
-    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
+    def put(
+        self, chunk: int, number: int, data: memoryview, data_digest: bytes, digest: bytes
+    ) -> None:
         """Store a chunk of the state after round ``number``.
 
-        ``sha``: of the data; ``digest``: of that state.
+        ``data_digest``: of the data; ``digest``: of that state.
         """
 
     def replay(self, chunk: int, head: EntryHead, data: memoryview) -> None: ...

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import EncodedLayout
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import AtollError, ConnectError, StateError
 from atoll.collectives.merkle import MerkleTree
 from atoll.collectives.threads import workers
@@ -289,7 +290,7 @@ class SyncServer:
             data = self._rounds.part(head.round, *layout.slice(index))
             if data is None:
                 return None
-            leaves.append(entry_leaf(head, index, hashlib.sha256(data).digest()))
+            leaves.append(entry_leaf(head, index, strong_digest(data)))
         tree = MerkleTree(leaves)
         if tree.root != head.root:  # the disk has changed it: nobody is to take us for a liar
             self._rounds.lost(head.round)

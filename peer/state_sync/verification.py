@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.merkle import LEAF_BYTES, merkle_climb
 from atoll.peer.membership.view import short
@@ -42,7 +43,7 @@ class ReceivedPart:
     same: bool
     proof: bytes
     data: memoryview
-    sha: bytes  # SHA-256 of ``data``
+    data_digest: bytes  # of ``data``
 
 
 def part_head(proof: bytes, nbytes: int, *, same: bool) -> bytes:
@@ -67,8 +68,10 @@ def open_parts(payload: memoryview) -> tuple[ReceivedPart, ...]:
         begin = data + nbytes
         if same > 1 or siblings > _SIBLINGS_MAX or begin > len(payload) or (same and nbytes):
             raise RemoteProtocolError(f"a piece of {len(payload)} bytes with a malformed head")
-        sha = hashlib.sha256(payload[data:begin]).digest()
-        parts.append(ReceivedPart(bool(same), bytes(payload[proof:data]), payload[data:begin], sha))
+        data_digest = strong_digest(payload[data:begin])
+        parts.append(
+            ReceivedPart(bool(same), bytes(payload[proof:data]), payload[data:begin], data_digest)
+        )
     return tuple(parts)
 
 
@@ -78,15 +81,15 @@ def state_of(leaf: bytes, chunk: int, chunks: int, proof: bytes, blob_digest: by
     return hashlib.sha256(blob_digest + root).digest() if root else b""
 
 
-def entry_leaf(head: EntryHead, index: int, sha: bytes) -> bytes:
+def entry_leaf(head: EntryHead, index: int, data_digest: bytes) -> bytes:
     """Return the leaf of an entry's chunk (see ``entries.entry_root``)."""
     origin = head.origins[head.origin_of[index] if index < len(head.origin_of) else 0]
-    return hashlib.sha256(b"atoll-r" + origin.digest() + sha).digest()
+    return hashlib.sha256(b"atoll-r" + origin.digest() + data_digest).digest()
 
 
 def entry_holds(head: EntryHead, index: int, count: int, part: ReceivedPart) -> bool:
     """Return whether these are an entry's bytes of chunk ``index``, from the origin it names."""
-    root = merkle_climb(entry_leaf(head, index, part.sha), index, count, part.proof)
+    root = merkle_climb(entry_leaf(head, index, part.data_digest), index, count, part.proof)
     if root and head.blob:  # INIT
         root = hashlib.sha256(hashlib.sha256(head.blob).digest() + root).digest()
     return root == head.root

@@ -27,13 +27,13 @@ Whoever has sockets and threads carries out the effects, in order, and calls ``n
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 from atoll.collectives.codecs import U8
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.merkle import merkle_root, opening, opens, shard_roots
 from atoll.collectives.robust.gram import InnerProducts
 from atoll.peer.membership.signing import Signer
@@ -205,7 +205,7 @@ class AttemptAudit:
         self._silence_s = SILENCE_S + terms.elements / ELEMENTS_PER_S
         # Parts: the own ones, and those of others in the chunks that this peer owns.
         self._own = own
-        self._own_digests = [hashlib.sha256(part.data).digest() for part in own]
+        self._own_digests = [strong_digest(part) for part in own]
         self._copies = HeldParts(terms.work, self.index)
         self._held: dict[tuple[int, int], U8] = {}
         self._held_digests: dict[tuple[int, int], bytes] = {}
@@ -258,7 +258,7 @@ class AttemptAudit:
     def keep(self, sender: int, chunk: int, part: U8) -> None:
         """Keep and hash a copy of a part of a chunk that this peer owns. Safe in any thread."""
         copy = self._copies.copy(sender, chunk, part)
-        self._held_digests[sender, chunk] = hashlib.sha256(copy.data).digest()
+        self._held_digests[sender, chunk] = strong_digest(copy)
         self._held[sender, chunk] = copy
 
     def came(self, chunk: int, result: U8) -> None:
@@ -287,7 +287,7 @@ class AttemptAudit:
     ) -> None:
         """Take the whole result, and say what we have made of it.
 
-        ``digests``: the SHA-256 of each chunk; ``products``: the inner products that we have
+        ``digests``: of each chunk; ``products``: the inner products that we have
         computed with, where the rule needs them.
         """
         if self.step is AuditStep.REDUCE:
@@ -660,5 +660,5 @@ class AttemptAudit:
     def _is_promised(self, shown: Shown) -> bool:
         owners = self.terms.work.plan.owners
         root = self.inbox.commitments[shown.sender].roots[owners[shown.chunk]]
-        digest = hashlib.sha256(shown.data).digest()
+        digest = strong_digest(shown.data)
         return opens(digest, shown.chunk, owners, shown.proof, root)

@@ -40,6 +40,7 @@ from atoll.collectives.audit.sketch import (
     widened,
 )
 from atoll.collectives.codecs import F32, U8, Codec
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.engine.parts import PartError
 from atoll.collectives.errors import CodecError
 from atoll.collectives.robust.gram import Matrix, grams_of_chunks, unpacked_gram
@@ -384,7 +385,7 @@ class _Told:
 def recomputed_digest(
     work: ReductionTerms, chunk: int, parts: Mapping[int, bytes], owner: Resultant
 ) -> bytes:
-    """Return the SHA-256 of the result that an honest owner makes of these encoded parts.
+    """Return the digest of the result that an honest owner makes of these encoded parts.
 
     ``parts``: participant -> bytes. It is made with the matrix that the owner has signed; b"" where
     an honest owner would refuse the parts: then it signs nothing.
@@ -394,7 +395,7 @@ def recomputed_digest(
         made = recomputed(work.plan, chunk, parts, work.part_codec, work.codec, size, matrix)
     except (CodecError, PartError):
         return b""
-    return hashlib.sha256(made).digest()
+    return strong_digest(made)
 
 
 def gram_fits(

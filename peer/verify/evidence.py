@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import AtollError, EvidenceError, RemoteProtocolError
 from atoll.collectives.merkle import opens
 from atoll.peer.membership.signatures import verifies
@@ -217,7 +218,7 @@ class _GenuineEvidence:
         owners = self.terms.work.plan.owners
         _require(self.chunk < len(owners), "there is no such chunk")
         root = self.commitment(index).roots[owners[self.chunk]]
-        digest = hashlib.sha256(shown.data).digest()
+        digest = strong_digest(shown.data)
         _require(
             opens(digest, self.chunk, owners, shown.proof, root), "a part is not what was committed"
         )
@@ -229,7 +230,7 @@ class _GenuineEvidence:
         return self.terms.work.plan.owners[self.chunk]
 
     def result_digest(self) -> bytes:
-        """Return the SHA-256 that the owner has signed for its result of the chunk."""
+        """Return the digest that the owner has signed for its result of the chunk."""
         owner = self.terms.participants[self.owner]
         digests = _body(self.word(StatementPhase.RESULT, owner), Resultant).digests
         place = self.terms.work.shards[self.owner].index(self.chunk)
@@ -238,7 +239,7 @@ class _GenuineEvidence:
     def result(self) -> bytes:
         _require(len(self.evidence.result) == 1, "the result is missing")
         data = self.evidence.result[0].data
-        signed = hashlib.sha256(data).digest() == self.result_digest()
+        signed = strong_digest(data) == self.result_digest()
         _require(signed, "the result is not what its owner has signed")
         self.used_result = True
         return data

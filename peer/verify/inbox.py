@@ -130,7 +130,7 @@ class Inbox:
         }
 
     def result_digests(self) -> dict[int, bytes]:
-        """Return the SHA-256 of each chunk of the result, as its owner has signed it."""
+        """Return the digest of each chunk of the result, as its owner has signed it."""
         found = {}
         for owner, body in self.resultants.items():
             for place, chunk in enumerate(self._terms.work.shards.get(owner, ())):

@@ -130,7 +130,7 @@ class Commitment:
 class Resultant:
     """Say what an owner has made.
 
-    ``digests``: SHA-256 of its chunks of the result, in order, end to end. Where the rule needs
+    ``digests``: of its chunks of the result, in order, end to end. Where the rule needs
     inner products, ``gram``: those over each of its chunks, packed (robust/gram.py) and end to end,
     whose sum it has told the other owners; and ``matrix``: float32, what it has made of those of
     all owners, because other processors may round the last digits differently.

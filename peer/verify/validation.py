@@ -27,6 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from atoll.collectives.codecs import F32
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import RemoteProtocolError, SessionError
 from atoll.collectives.merkle import shard_roots
 from atoll.optim.manifest import Manifest
@@ -403,7 +404,7 @@ class ValidationService:
         work = known.terms.work
         source = delta_source(known.spec, known.manifest, known.theta, flat, 0)
         parts = encoded_parts(work, source)
-        digests = [hashlib.sha256(part.data).digest() for part in parts]
+        digests = [strong_digest(part) for part in parts]
         roots = shard_roots(digests, work.plan.owners, len(known.terms.participants))
         commitment = known.commitments[known.terms.participants.index(target)]
         return tuple(roots) == commitment.roots

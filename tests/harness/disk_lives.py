@@ -19,6 +19,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any
 
 import atoll.peer.durable
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import DiskError
 from harness.lossy_disk import Faults, MemoryDisk
 
@@ -246,7 +247,7 @@ def _started(durable: Any, disk: MemoryDisk, kept: Kept) -> tuple[Any, Any]:
 
 def bad_chunks(files: Any, name: Any, chunks: list[bytes]) -> list[int]:
     reader = files.open(name)
-    digests = [hashlib.sha256(chunk).digest() for chunk in chunks]
+    digests = [strong_digest(chunk) for chunk in chunks]
     bad: list[int] = reader.bad_chunks(places(chunks), digests)
     return bad
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.merkle import MerkleTree
 from atoll.optim.manifest import chunk_range
 from atoll.peer.membership.events import Goal
@@ -66,7 +67,7 @@ class History:
         state = [
             step(old, entry[c]) if c in entry else old for c, old in enumerate(self.states[-1])
         ]
-        root = entry_root((ORIGIN,), b"", [sha(entry[c]) for c in range(first, end)])
+        root = entry_root((ORIGIN,), b"", [strong_digest(entry[c]) for c in range(first, end)])
         head = EntryHead(number, STEP, number % self.fragments, (ORIGIN,), b"", root, b"")
         chain = entry_chain(self.heads[-1].chain, head)
         self.heads.append(EntryHead(number, STEP, head.fragment, (ORIGIN,), b"", root, chain))
@@ -88,13 +89,13 @@ class History:
         return self.heads[number].chain
 
     def _tree(self, number: int) -> MerkleTree:
-        return MerkleTree([sha(chunk) for chunk in self.states[number]])
+        return MerkleTree([strong_digest(chunk) for chunk in self.states[number]])
 
     def entry_proof(self, number: int, chunk: int) -> bytes:
         head = self.heads[number]
         first, end = self.range_of(head.fragment)
         entry = self.entries[number]
-        leaves = [entry_leaf(head, c - first, sha(entry[c])) for c in range(first, end)]
+        leaves = [entry_leaf(head, c - first, strong_digest(entry[c])) for c in range(first, end)]
         return MerkleTree(leaves).proof(chunk - first)
 
 
@@ -120,7 +121,7 @@ class Store:
 
     def leaf(self, chunk: int) -> bytes:
         here = self.data.get(chunk) or (self.own[chunk] if self.own else b"")
-        return sha(here) if here else b""
+        return strong_digest(here) if here else b""
 
     def hint(self, chunk: int) -> bytes:
         return self.noted.get(chunk) or self.leaf(chunk)
@@ -129,7 +130,7 @@ class Store:
         self.data.setdefault(chunk, self.own[chunk] if self.own else b"")
         self.version[chunk] = number
 
-    def put(self, chunk: int, number: int, data: memoryview, sha: bytes, digest: bytes) -> None:
+    def put(self, chunk: int, number: int, data: memoryview, leaf: bytes, digest: bytes) -> None:
         self.noted.pop(chunk, None)
         self.data[chunk], self.version[chunk] = bytes(data), number
 
@@ -138,7 +139,8 @@ class Store:
         self.data[chunk], self.version[chunk] = step(self.data[chunk], bytes(data)), head.round
 
     def digest(self, blob: bytes) -> bytes:
-        return sha(sha(blob), MerkleTree([sha(self.data[c]) for c in range(self.chunks)]).root)
+        leaves = [strong_digest(self.data[c]) for c in range(self.chunks)]
+        return sha(sha(blob), MerkleTree(leaves).root)
 
 
 @dataclass(eq=False)

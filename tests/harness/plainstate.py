@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 
 from atoll.collectives import get_codec, grid_for
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.merkle import merkle_climb, merkle_root
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec, blob
@@ -72,7 +72,7 @@ class Plain:
         return self.theta[lo:hi].tobytes() + self.momentum[lo:hi].tobytes()
 
     def digest(self, packed: bytes) -> bytes:
-        leaves = [hashlib.sha256(self.chunk(c)).digest() for c in range(GRID.count)]
+        leaves = [strong_digest(self.chunk(c)) for c in range(GRID.count)]
         return state_digest(packed, merkle_root(leaves))
 
 

@@ -26,7 +26,7 @@ SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 SOURCES += [MODULES["atoll"], MODULES["atoll.data"], *sorted(INTEGRATIONS.glob("*.py"))]
 
 # What a room may import beside the standard library and itself.
-COLLECTIVES_MAY = {"numpy", "xxhash"}
+COLLECTIVES_MAY = {"blake3", "numpy", "xxhash"}
 OPTIM_PURE = {
     f"atoll.optim.{name}"
     for name in (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 
 from atoll.collectives import get_codec
+from atoll.collectives.digests import strong_digest
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec, blob
 from atoll.peer.membership.view import Member, View, genesis_chain
@@ -80,7 +79,7 @@ class TinyRun:
         grid = state.grid if init else state.fragment_grid(fragment)
         origin = self._origin(number)
         parts = [self._encoded(grid.size(chunk), origin, init=init) for chunk in range(grid.count)]
-        digests = [hashlib.sha256(part).digest() for part in parts]
+        digests = [strong_digest(part) for part in parts]
         origins = (origin,)
         blob_bytes = state.blob if init else b""
         root = entry_root(origins, b"", digests, blob_bytes)

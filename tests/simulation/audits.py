@@ -10,7 +10,6 @@ repeated to the new process, which knows nothing of what the old one has signed.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import random
 from collections.abc import Callable
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives.audit.recompute import recomputed
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.robust.gram import InnerProducts, packed_sum
 from atoll.peer.membership.view import short
 from atoll.peer.verify import attempt_audit as mc
@@ -377,7 +377,7 @@ class World:
                         self.send(peer.name, dest, told, bulk=True)
         if len(peer.results) == work.grid.count:
             results = [array(peer.results[c]) for c in range(work.grid.count)]
-            digests = [hashlib.sha256(peer.results[c]).digest() for c in range(work.grid.count)]
+            digests = [strong_digest(peer.results[c]) for c in range(work.grid.count)]
             products = InnerProducts(peer.grams, peer.own_grams, peer.matrix)
             audit.reduced(results, digests, products, self.now_s)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives import FrameKind, ReducePlan, RoundResult
 from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.schedule.plan import NOBODY
 from atoll.collectives.schedule.routes import Routes, hierarchical, ring, tree
@@ -241,9 +241,7 @@ def test_bytes_that_are_not_what_was_kept_are_refused(make_group: MakeGroup) -> 
 def test_a_kept_chunk_that_does_not_decode_is_refused(make_group: MakeGroup) -> None:
     """Whoever vouched for its digest is not believed further than that."""
     bad = np.full(INT8.encoded_bytes(256), 0xFF, np.uint8)
-    group = make_group(
-        INT8, weights=[1.0, 1.0], total=TOTAL, kept={0: hashlib.sha256(bad.data).digest()}
-    )
+    group = make_group(INT8, weights=[1.0, 1.0], total=TOTAL, kept={0: strong_digest(bad)})
     assert not group.reductions[0].put_kept(0, bad)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import CheckpointError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.peer.checkpoint.format import (
@@ -287,7 +287,7 @@ def test_a_chunk_that_was_changed_with_its_digest_is_found_out(made: Made, copy:
     theta_at, momentum_at, nbytes = layout.place(0)
     raw[theta_at] ^= 1
     chunk = raw[theta_at : theta_at + nbytes] + raw[momentum_at : momentum_at + nbytes]
-    raw[layout.leaves_at : layout.leaves_at + 32] = hashlib.sha256(chunk).digest()
+    raw[layout.leaves_at : layout.leaves_at + 32] = strong_digest(chunk)
     (copy / STATE_FILE).write_bytes(raw)
     assert "the digests of its chunks are not those of its manifest" in refusal(copy)
 
@@ -298,8 +298,8 @@ def test_each_reason_has_its_own_sentence(made: Made, copy: Path, tmp_path: Path
     assert "cannot be read: No such file" in refusal(tmp_path / "nowhere" / "at-all")
     assert "belongs to run demo, not other" in refusal(copy, run="other")
     assert "did not know the secret" in refusal(copy, secret=b"x" * 32)
-    made.edit(copy, format_version=3)
-    assert "has format 3; this version of atoll reads 2" in refusal(copy)
+    made.edit(copy, format_version=4)
+    assert "has format 4; this version of atoll reads 3" in refusal(copy)
     made.edit(copy, format_version=1, format="tar")
     assert "is not a checkpoint" in refusal(copy)
     made.edit(copy, format="atoll-checkpoint", signature="")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from harness.failing_disk import small_disk
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import DiskError
 from atoll.peer.durable.disk import RealDisk
 from atoll.peer.durable.ledger import open_ledger
@@ -18,7 +18,7 @@ from atoll.peer.durable.round_files import RoundFiles, RoundName, RoundReader, u
 CHUNK = 300_000
 R = random.Random(0).randbytes(40 * CHUNK + 17)  # more than is given to the disk at a time
 PLACES = [(start, min(len(R), start + CHUNK)) for start in range(0, len(R), CHUNK)]
-DIGESTS = [hashlib.sha256(R[start:stop]).digest() for start, stop in PLACES]
+DIGESTS = [strong_digest(R[start:stop]) for start, stop in PLACES]
 NAME = RoundName(7, 2, 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ from harness.runner_sites import (
     scenario,
 )
 
+from atoll.collectives.digests import strong_digest
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.kept_chunks import Kept, pack_kept
 from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
@@ -107,7 +107,7 @@ def test_a_retry_keeps_what_is_final_and_fetches_what_it_lacks(tmp_path: Path) -
             kept = chunk in keep
             origin = (sites[:3], weights) if kept else (everyone, (1.0,) * 3)
             encoded, _ = mean_by_hand(*origin, chunk)
-            digests.append(hashlib.sha256(encoded).digest())
+            digests.append(strong_digest(encoded))
             for site in everyone:
                 run = site.executor.attempts.get(2)
                 assert run is not None

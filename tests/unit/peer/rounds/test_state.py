@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from harness.plainstate import (
     vector,
 )
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import StateError
 from atoll.peer.rounds.entries import GATHER, INIT, EntryHead
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, U8, ReplicatedState, StateLoad
@@ -63,7 +63,7 @@ def test_a_reader_always_gets_a_chunk_of_the_round_that_it_names():
             except StateError as error:  # this thread got no time between several commits
                 failed.append(error)
                 continue
-            leaf = hashlib.sha256(out[: copy.nbytes]).digest()
+            leaf = strong_digest(out[: copy.nbytes])
             assert leaf == copy.leaf
             read.append((chunk, copy.round, leaf, copy.proof))
         enough.set()
@@ -113,7 +113,7 @@ def test_a_torn_copy_is_made_again():
     out = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
     copy = state.read_chunk(4, out)
     assert copy.round == 8
-    assert hashlib.sha256(out[: copy.nbytes]).digest() == copy.leaf
+    assert strong_digest(out[: copy.nbytes]) == copy.leaf
     check_proof(state.blob, 4, copy.leaf, copy.proof, state.digest)
 
 
@@ -257,7 +257,7 @@ def test_what_was_put_has_a_leaf_and_may_turn_out_to_be_of_another_round():
     with pytest.raises(StateError, match="missing"):
         load.confirm(0, 2)
     load.put(0, 1, bytes(state.chunk_bytes(0)))
-    assert load.leaf(0) == hashlib.sha256(bytes(state.chunk_bytes(0))).digest()
+    assert load.leaf(0) == strong_digest(bytes(state.chunk_bytes(0)))
     load.confirm(0, 2)
     assert load.version(0) == 2
     assert load.is_open

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from atoll.collectives.digests import strong_digest
 from atoll.peer.state_sync.chunk_cache import RECORD, ChunkCache
 
 BLOB = b"b" * 32
@@ -27,7 +27,7 @@ class Bench:
 
     def add(self, chunk: int, number: int, fill: int = 7) -> tuple[int, int, bytes, bytes]:
         data, digest = bytes([fill]) * SIZES[chunk], bytes([number]) * 32
-        self.cache.add(chunk, number, digest, hashlib.sha256(data).digest(), memoryview(data))
+        self.cache.add(chunk, number, digest, strong_digest(data), memoryview(data))
         return chunk, number, digest, data
 
 

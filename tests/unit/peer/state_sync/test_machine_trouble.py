@@ -6,6 +6,7 @@ import pytest
 from harness.donors import CHUNK_BYTES, Store, World, donors_of, goal_of, own_of, sha
 from harness.sync_worlds import begin, history_of, names, reached
 
+from atoll.collectives.digests import strong_digest
 from atoll.peer.state_sync import assembly
 from atoll.peer.state_sync import events as ev
 from atoll.peer.state_sync.assembly import OWN_S, ChunkTable
@@ -124,7 +125,7 @@ def test_own_bytes_that_are_not_what_was_noted_cost_their_chunk_and_no_donor() -
     donors = donors_of(history, [1000.0] * 3)
     world = World(donors, 1e6)
     world.own = [b"?" * 64, *history.states[5][1:]]
-    world.noted = {0: sha(history.states[5][0])}
+    world.noted = {0: strong_digest(history.states[5][0])}
     world.feed(ev.SetGoal(goal_of(history, donors, suspect=True), own_of(history, 5)))
     world.run(lambda: world.done)
     assert reached(world, history, 5)

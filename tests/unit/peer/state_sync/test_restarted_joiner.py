@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.plainstate import head_of
 from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
+from atoll.collectives.digests import strong_digest
 from atoll.peer.state_sync.chunk_cache import ChunkCache
 
 
@@ -48,7 +49,7 @@ def test_kept_chunks_of_another_history_cost_no_more_than_themselves(tmp_path: P
         assert donor.state is not None
         cache.begin(hashlib.sha256(donor.state.blob).digest(), 1 << 20)
         data = bytes(donor.state.chunk_bytes(3))
-        cache.add(3, 4, b"d" * 32, hashlib.sha256(data).digest(), memoryview(data))
+        cache.add(3, 4, b"d" * 32, strong_digest(data), memoryview(data))
         cache.close()
         learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: learner.reached)

@@ -15,6 +15,7 @@ from harness.tinyrun import TinyRun
 from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
 from atoll.collectives import encoded_layout, get_codec
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import MerkleTree
 from atoll.peer.membership.events import Goal
@@ -296,8 +297,8 @@ def test_heads_come_in_answers_that_fit(tmp_path: Path) -> None:
         answer = donor._state_from(1)
         assert (answer.round, answer.first, answer.log_first) == (5, 1, 2)
         assert answer.digests[-32:] == run.state.digest
-        sha = hashlib.sha256(answer.blob_digest + answer.root).digest()
-        assert sha == run.state.digest
+        data_digest = hashlib.sha256(answer.blob_digest + answer.root).digest()
+        assert data_digest == run.state.digest
 
     run = run_of(5)
     scenario(tmp_path, [run], play)
@@ -314,8 +315,10 @@ def test_an_init_entry_holds_only_with_its_blob() -> None:
     layout = encoded_layout(run.state.grid, get_codec("float32"))
     count = run.state.grid.count
     slices = [layout.slice(chunk) for chunk in range(count)]
-    shas = [hashlib.sha256(encoded[lo:hi].data).digest() for lo, hi in slices]
-    tree = MerkleTree([entry_leaf(head, i, sha) for i, sha in enumerate(shas)])
+    data_digests = [strong_digest(encoded[lo:hi]) for lo, hi in slices]
+    tree = MerkleTree(
+        [entry_leaf(head, i, data_digest) for i, data_digest in enumerate(data_digests)]
+    )
     lo, hi = slices[1]
     payload = part_head(tree.proof(1), hi - lo, same=False) + encoded[lo:hi].tobytes()
     [part] = open_parts(memoryview(payload))

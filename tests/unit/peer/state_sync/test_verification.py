@@ -10,6 +10,7 @@ from harness.donors import History, sha
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.state_sync.verification import (
     DISSENT_S,
@@ -152,7 +153,7 @@ def test_any_bytes_are_a_part_or_a_protocol_error(payload: bytes) -> None:
         heads = [part_head(part.proof, len(part.data), same=part.same) for part in parts]
         data = [bytes(part.data) for part in parts]
         assert b"".join(h + d for h, d in zip(heads, data, strict=True)) == payload
-        assert [part.sha for part in parts] == [sha(d) for d in data]
+        assert [part.data_digest for part in parts] == [strong_digest(d) for d in data]
 
 
 def test_a_run_of_parts_is_bounded() -> None:
