@@ -115,6 +115,9 @@ class _TorchVector(Vector):
         return found
 
     def read(self, flat: Floats) -> Any:
+        if self._plain() is not None:
+            # numpy asks the kernel for large pages, torch does not: a third of the time.
+            return self.over(flat.copy())
         return sys.modules["torch"].empty_like(self._tensor).copy_(self.over(flat))
 
 

@@ -14,10 +14,10 @@ from atoll.collectives import (
     ChunkGrid,
     ReducePlan,
     get_codec,
-    grid_for,
     pairwise_plan,
     shared_plan,
 )
+from atoll.collectives.chunks import operation_grid
 from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
@@ -37,7 +37,8 @@ def shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Decoder, Chun
         _, manifest = parse_blob(begin.blob)
         return get_codec("float32"), manifest.grid
     if begin.operation is not None:
-        return get_codec(begin.operation.codec), grid_for(begin.operation.elements)
+        grid = operation_grid(begin.operation.elements, len(begin.participants))
+        return get_codec(begin.operation.codec), grid
     owners = begin.owners
     if state is None and owners is not None and owners.elements:
         return get_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)

@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.collectives.chunks import CHUNK_ELEMENTS_MAX, ChunkGrid, encoded_layout, grid_for
+from atoll.collectives.chunks import (
+    CHUNK_ELEMENTS_MAX,
+    ChunkGrid,
+    encoded_layout,
+    grid_for,
+    operation_grid,
+)
 from atoll.collectives.codecs import CODECS
 from atoll.collectives.errors import ConfigError
 
@@ -20,6 +26,35 @@ def test_grid_follows_the_formula(total: int) -> None:
     rounded = -(-per_chunk // 256) * 256
     assert grid.chunk_elements == sorted((4096, rounded, CHUNK_ELEMENTS_MAX))[1]
     assert (grid.count - 1) * grid.chunk_elements < total <= grid.count * grid.chunk_elements
+
+
+@pytest.mark.parametrize(
+    ("total", "peers", "chunk", "count"),
+    [
+        (1, 2, 4096, 1),
+        (5000, 2, 4096, 2),
+        (1 << 18, 2, 32_768, 8),
+        (1 << 18, 4, 32_768, 8),
+        (1 << 18, 16, 16_384, 16),  # one for each
+        (1 << 22, 2, 262_144, 16),
+        (1 << 22, 4, 131_072, 32),
+        (1 << 24, 2, CHUNK_ELEMENTS_MAX, 64),
+    ],
+)
+def test_vectors_of_few_peers_have_few_chunks(
+    total: int, peers: int, chunk: int, count: int
+) -> None:
+    grid = operation_grid(total, peers)
+    assert (grid.chunk_elements, grid.count) == (chunk, count)
+
+
+@given(totals, st.integers(1, 512))
+def test_the_grid_of_an_operation_has_a_chunk_for_each_peer_where_that_can_be(
+    total: int, peers: int
+) -> None:
+    grid = operation_grid(total, peers)
+    assert (grid.count - 1) * grid.chunk_elements < total <= grid.count * grid.chunk_elements
+    assert grid.count >= peers or grid.chunk_elements <= max(4096, total // peers + 256)
 
 
 @given(total=st.integers(1, 50_000), blocks=st.integers(1, 20))
