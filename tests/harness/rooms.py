@@ -116,6 +116,7 @@ DECISIONS = (
             "chunks",
             "counter_rng",
             "errors",
+            "digests",
             "merkle",
             "units",
         )
