@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from atoll.collectives.errors import ConnectError
+from atoll.peer.net.link import ControlLink
+from atoll.peer.net.reach import ReachLinks, ReachService
+from atoll.peer.net.reach_messages import UNABLE, DialBack, DialledBack
 from atoll.peer.net.relayed import Route, parse_route
 from atoll.peer.net.wire import message
 from atoll.peer.relay.circuits import PER_JOINER_MAX
@@ -56,6 +60,14 @@ async def starred(
 
 def route(relay: Node, peer: Node) -> str:
     return str(Route(relay.id, peer.id))
+
+
+async def established(node: Node, other: Node) -> ControlLink:
+    """Return the control link of a node to another one, once it is there."""
+    await node.until(lambda: node.host.link_of(other.id))
+    link = node.host.link_of(other.id)
+    assert link is not None
+    return link
 
 
 def test_a_route_is_an_address_of_its_own() -> None:
@@ -148,6 +160,25 @@ def test_whoever_is_no_member_yet_gets_few_circuits(net: Net) -> None:
         assert "8 circuits of one peer" in relay.host.relay._grant(
             link, CircuitAsked(9, a.id, True)
         )
+
+    net.run(scenario())
+
+
+def test_nobody_dials_an_address_that_a_relay_states(net: Net) -> None:
+    """It could state any, and have the machines around this one tried."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        port = int((await a.listen()).rpartition(":")[2])
+        reached = await a.host.ask_reach(b.id, route(relay, b), port)
+        assert (reached.observed, reached.answers) == ("127.0.0.1", ())
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        link = await established(b, a)
+        dial = DialBack(1, a.id, 1, "127.0.0.1", port)
+        said: list[object] = []
+        links = SimpleNamespace(send=lambda _, msg: said.append(msg), attempt=b.host.attempt)
+        assert ReachService(cast(ReachLinks, links)).on_message(link, dial)
+        assert said == [DialledBack(1, UNABLE, 0.0)]
 
     net.run(scenario())
 
