@@ -12,6 +12,7 @@ import re
 import socket
 from typing import Final, NamedTuple
 
+from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership.view import short
 from atoll.peer.net.connection_limits import plain_ip
 
@@ -60,10 +61,17 @@ class ProxiedSocket(IndirectSocket):
 
 
 def relayed(sock: socket.socket, relay: bytes, stated_ip: str) -> RelayedSocket:
-    """Return the same connection, marked as one through ``relay``; ``sock`` is used up."""
+    """Return the same connection, marked as one through ``relay``; ``sock`` is used up.
+
+    Raises RemoteProtocolError, and leaves ``sock`` alone, if what the relay states is no address.
+    """
+    try:
+        plain = plain_ip(stated_ip)
+    except ValueError as error:
+        raise RemoteProtocolError(f"relay {short(relay)} states no address of the peer") from error
     marked = RelayedSocket(fileno=sock.detach())
     marked.setblocking(False)
-    marked.relay, marked.stated_ip = relay, stated_ip
+    marked.relay, marked.stated_ip = relay, plain
     return marked
 
 

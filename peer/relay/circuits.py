@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError
@@ -30,6 +30,8 @@ BULK_PER_PAIR_MAX: Final = 4 * STREAMS_MAX
 PER_PEER_MAX: Final = 256
 # Who is no member yet needs a way to ask for its place and one for the state.
 PER_JOINER_MAX: Final = 8
+# Identities cost nothing: those that join take no more than this of what the members have.
+JOINERS_MAX: Final = 64
 # Each takes six descriptors: two connections and the pipes between them.
 TOTAL_MAX: Final = 512
 
@@ -62,8 +64,17 @@ CIRCUIT_TRANSITIONS: Final = {
 class Circuit:
     """Describe a circuit: who has asked for it, to whom it leads, and how far it has come."""
 
-    def __init__(self, number: int, asker: bytes, peer: bytes, until_s: float, *, bulk: bool):
-        self.number, self.bulk = number, bulk
+    def __init__(
+        self,
+        number: int,
+        asker: bytes,
+        peer: bytes,
+        until_s: float,
+        *,
+        bulk: bool,
+        of_joiner: bool = False,
+    ) -> None:
+        self.number, self.bulk, self.of_joiner = number, bulk, of_joiner
         self.ends = (asker, peer)
         self.tokens = (secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES))
         self.until_s = until_s  # when its tokens are no good any more
@@ -91,24 +102,35 @@ class CircuitTable:
         return len(self._circuits)
 
     def ask(
-        self, asker: bytes, peer: bytes, now_s: float, *, bulk: bool, is_member: bool
+        self,
+        asker: bytes,
+        peer: bytes,
+        now_s: float,
+        *,
+        bulk: bool,
+        joiners: Collection[bytes] = (),
     ) -> Circuit | str:
-        """Return a new circuit, or why there is none. ``is_member``: both ends are members."""
-        if why_not := self._why_full(asker, peer, bulk=bulk, is_member=is_member):
+        """Return a new circuit, or why there is none. ``joiners``: the ends that are no members."""
+        if why_not := self._why_full(asker, peer, joiners, bulk=bulk):
             return why_not
-        circuit = Circuit(next(self._numbers), asker, peer, now_s + TOKEN_S, bulk=bulk)
+        number, until_s = next(self._numbers), now_s + TOKEN_S
+        circuit = Circuit(number, asker, peer, until_s, bulk=bulk, of_joiner=bool(joiners))
         self._circuits[circuit.number] = circuit
         for end, token in enumerate(circuit.tokens):
             self._tokens[token] = circuit, end
         return circuit
 
-    def _why_full(self, asker: bytes, peer: bytes, *, bulk: bool, is_member: bool) -> str:
+    def _why_full(
+        self, asker: bytes, peer: bytes, joiners: Collection[bytes], *, bulk: bool
+    ) -> str:
         if asker == peer:
             return "a circuit leads to somebody else"
         if len(self._circuits) >= TOTAL_MAX:
             return f"the relay carries {TOTAL_MAX} circuits already"
-        most = PER_PEER_MAX if is_member else PER_JOINER_MAX
+        if joiners and sum(circuit.of_joiner for circuit in self) >= JOINERS_MAX:
+            return f"the relay carries {JOINERS_MAX} circuits of peers that join already"
         for end in (asker, peer):
+            most = PER_JOINER_MAX if end in joiners else PER_PEER_MAX
             if sum(end in circuit.ends for circuit in self) >= most:
                 return f"the relay carries {most} circuits of one peer already"
         pair = {asker, peer}

@@ -21,7 +21,7 @@ from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.dial import RELAY, Dial
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.relayed import RelayedSocket, Route, relayed
-from atoll.peer.net.tls import receive_exactly
+from atoll.peer.net.tls import receive_exactly, tune
 from atoll.peer.net.wire import encode, frame
 from atoll.peer.relay.circuits import Circuit, CircuitState, CircuitTable
 from atoll.peer.relay.messages import (
@@ -163,9 +163,9 @@ class RelayService:
             return "it carries no data for others: it was started without --relay"
         if other is None or not (_leads_here(link) and _leads_here(other)):
             return f"it has no connection of its own to {short(peer)}"
-        is_member = self._port.is_member(asker) and self._port.is_member(peer)
+        joiners = [end for end in (asker, peer) if not self._port.is_member(end)]
         now_s = self._loop.time()
-        circuit = self._table.ask(asker, peer, now_s, bulk=asked.bulk, is_member=is_member)
+        circuit = self._table.ask(asker, peer, now_s, bulk=asked.bulk, joiners=joiners)
         if isinstance(circuit, str):
             return circuit
         first, second = circuit.tokens
@@ -183,6 +183,8 @@ class RelayService:
         found = self._table.come(token, self._loop.time())
         if found is None:
             raise RemoteProtocolError("a circuit whose token is not known, or not any more")
+        # An end whose machine is gone says nothing: the kernel has to ask, or the circuit stays.
+        tune(sock)
         circuit, end = found
         ends = self._came.setdefault(circuit.number, {})
         ends[end] = sock

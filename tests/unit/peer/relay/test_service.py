@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -16,6 +17,7 @@ from atoll.peer.net.relayed import Route, parse_route
 from atoll.peer.net.wire import message
 from atoll.peer.relay.circuits import PER_JOINER_MAX
 from atoll.peer.relay.messages import CircuitAsked, CircuitFault, CircuitOffered
+from atoll.peer.relay.splicer import Splicer
 from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
 
 if TYPE_CHECKING:
@@ -179,6 +181,44 @@ def test_nobody_dials_an_address_that_a_relay_states(net: Net) -> None:
         links = SimpleNamespace(send=lambda _, msg: said.append(msg), attempt=b.host.attempt)
         assert ReachService(cast(ReachLinks, links)).on_message(link, dial)
         assert said == [DialledBack(1, UNABLE, 0.0)]
+
+    net.run(scenario())
+
+
+@pytest.mark.parametrize("ip", ["", "router.example", "127.0.0.1:1", "1.2.3"])
+def test_what_a_relay_states_is_an_address_or_nothing_comes_of_it(ip: str, net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        (await established(relay, b)).remote_ip = ip
+        with pytest.raises(ConnectError, match="states no address of the peer"):
+            await a.host.dial(route(relay, b), expect_peer=b.id)
+        (await established(relay, b)).remote_ip = "127.0.0.1"
+        (await established(relay, a)).remote_ip = ip
+        with pytest.raises(ConnectError):
+            await a.host.dial(route(relay, b), expect_peer=b.id)
+        await b.until(lambda: any("states no address of the peer" in line for line in b.logs))
+
+    net.run(scenario())
+
+
+def test_a_relay_notices_an_end_that_is_gone_without_a_word(net: Net) -> None:
+    """By the kernel's keepalive: else its circuit takes a place of the pair for ever."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        ends: list[socket.socket] = []
+        splicer = SimpleNamespace(
+            add=lambda _, *found, bulk: ends.extend(found), close=lambda: [x.close() for x in ends]
+        )
+        relay.host.relay._splicer = cast(Splicer, splicer)
+        dial = asyncio.ensure_future(a.host.dial(route(relay, b), expect_peer=b.id))
+        async with asyncio.timeout(PATIENCE_S):
+            while not ends:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+        for end in ends:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        dial.cancel()
 
     net.run(scenario())
 
