@@ -202,7 +202,8 @@ class RelayService:
             return
         if self._splicer is None:
             self._splicer = Splicer(self._port.relay_bytes_per_s, self)
-        self._splicer.add(circuit.number, ends[0], ends[1], bulk=circuit.bulk)
+        pair = frozenset(circuit.ends)
+        self._splicer.add(circuit.number, ends[0], ends[1], pair, bulk=circuit.bulk)
 
     def cut(self, peer: bytes) -> None:
         """End all circuits of a peer that is expelled from the run."""

@@ -208,7 +208,8 @@ def test_a_relay_notices_an_end_that_is_gone_without_a_word(net: Net) -> None:
         relay, a, b = await starred(net, "a", "b")
         ends: list[socket.socket] = []
         splicer = SimpleNamespace(
-            add=lambda _, *found, bulk: ends.extend(found), close=lambda: [x.close() for x in ends]
+            add=lambda _, one, two, pair, bulk: ends.extend((one, two)),
+            close=lambda: [end.close() for end in ends],
         )
         relay.host.relay._splicer = cast(Splicer, splicer)
         dial = asyncio.ensure_future(a.host.dial(route(relay, b), expect_peer=b.id))
