@@ -206,7 +206,7 @@ class ConnectionManager:
         link = self._links.pop(peer_id, None)
         if link is not None:
             if expelled:
-                self._met.pop(link.remote_ip, None)
+                self._met.pop(link.proved_ip, None)
             self._streams.forget(peer_id)
             self._retire(link)
             link.close()
@@ -360,12 +360,16 @@ class ConnectionManager:
         """Return who can say where this peer comes from."""
         return self.known_relays.observers() if self.proxy is None else ()
 
-    def adopt(self, sock: RelayedSocket | PunchedSocket) -> None:
-        """Take a connection that came about in another way as if its other end had dialled."""
-        if self._closing:
-            sock.close()
-        else:
-            self._listener.adopt(sock)
+    def adopt(self, sock: RelayedSocket | PunchedSocket, peer: bytes) -> asyncio.Task[None] | None:
+        """Take a connection that came about in another way as if its other end had dialled.
+
+        ``peer``: whose it is said to be. Whoever is linked opens as many streams at once as others.
+        Return the task that ends when it has proved itself, or has not; None if there is no place.
+        """
+        if not self._closing:
+            return self._listener.adopt(sock, of_member=peer in self._links)
+        sock.close()
+        return None
 
     async def accept_circuit(self, sock: socket.socket) -> None:
         """Take the connection of an end that this peer is to relay, behind its first byte."""
@@ -631,8 +635,9 @@ class ConnectionManager:
             self.relay.watch()
         elif old is not None and old.relay and not link.is_punched:  # see Streams.renew
             self._streams.prefer_direct(peer_id)
-        self._met.pop(link.remote_ip, None)
-        self._met[link.remote_ip] = None
+        if link.proved_ip:  # a relay could name anybody's
+            self._met.pop(link.proved_ip, None)
+            self._met[link.proved_ip] = None
         if len(self._met) > MET_MAX:
             del self._met[next(iter(self._met))]
         if old is not None and not (link.is_punched and self._steps_back(old, link)):

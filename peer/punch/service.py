@@ -63,6 +63,8 @@ ANSWERING_PER_PEER_MAX: Final = STREAMS_MAX + 2
 # the port.
 HOLD_S: Final = 8.0
 TOKENS_MAX: Final = 256  # that have been announced and not been brought yet, and kept connections
+# ... of one peer, so that nobody takes all places: the streams of a round to two others, twice.
+OBSERVED_PER_PEER_MAX: Final = 4 * STREAMS_MAX
 BACKLOG: Final = 4
 
 
@@ -97,8 +99,8 @@ class PunchPort(Protocol):
 
     def send_on(self, link: ControlLink, msg: object, /) -> bool: ...
 
-    def adopt(self, sock: PunchedSocket, /) -> None:
-        """Take a connection as if its other end had dialled this peer's port."""
+    def adopt(self, sock: PunchedSocket, peer: bytes, /) -> object:
+        """Take a connection as if its other end, ``peer``, had dialled this peer's port."""
 
     def log(self, line: str, /) -> None: ...
 
@@ -137,7 +139,7 @@ class PunchService:
         self._questions: dict[int, _PunchQuestion] = {}
         self._answering: dict[asyncio.Task[None], bytes] = {}
         self._tokens: dict[bytes, tuple[bytes, int, float]] = {}  # announced by whom, until when
-        self._held: set[asyncio.Task[None]] = set()
+        self._held: dict[asyncio.Task[None], bytes] = {}  # observed connections, and whose
         self._said_symmetric = False
         self._loop = asyncio.get_running_loop()
 
@@ -172,8 +174,9 @@ class PunchService:
     def _on_observe_asked(self, peer: bytes, asked: ObserveAsked) -> None:
         now_s = self._loop.time()
         self._tokens = {t: entry for t, entry in self._tokens.items() if now_s < entry[2]}
-        of_peer = sum(entry[0] == peer for entry in self._tokens.values())
-        if of_peer < ANSWERING_MAX and len(self._tokens) + len(self._held) < TOKENS_MAX:
+        of_peer = [entry[0] for entry in self._tokens.values()].count(peer)
+        of_peer += [*self._held.values()].count(peer)
+        if of_peer < OBSERVED_PER_PEER_MAX and len(self._tokens) + len(self._held) < TOKENS_MAX:
             self._tokens[asked.token] = peer, asked.number, now_s + HOLD_S
 
     async def observe(self, sock: socket.socket) -> None:
@@ -185,8 +188,8 @@ class PunchService:
         ip, port = sock.getpeername()[:2]
         self._port.send(peer, Observed(number, plain_ip(str(ip)), int(port)))
         task = self._loop.create_task(_hold(sock))
-        self._held.add(task)
-        task.add_done_callback(self._held.discard)
+        self._held[task] = peer
+        task.add_done_callback(lambda done: self._held.pop(done, None))
 
     # ------------------------------------------------------------ as the end that asks
 
@@ -263,7 +266,7 @@ class PunchService:
             self._failed(course, link.peer_id, error, over=link)
             return
         self._made(link.peer_id, self._loop.time() - began_s)
-        self._port.adopt(sock)
+        self._port.adopt(sock, link.peer_id)
 
     async def _meet_asker(
         self, course: PunchCourse, link: ControlLink, asked: PunchAsked

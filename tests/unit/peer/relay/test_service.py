@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from atoll.collectives.errors import ConnectError
+from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.reach import ReachLinks, ReachService
 from atoll.peer.net.reach_messages import UNABLE, DialBack, DialledBack
 from atoll.peer.net.relayed import Route, parse_route
 from atoll.peer.net.wire import message
+from atoll.peer.relay import offers
 from atoll.peer.relay.circuits import PER_JOINER_MAX
 from atoll.peer.relay.messages import CircuitAsked, CircuitFault, CircuitOffered
+from atoll.peer.relay.offers import FAILURES_MAX, PER_RELAY_MAX
 from atoll.peer.relay.splicer import Splicer
 from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
 
@@ -300,6 +303,77 @@ def test_an_offer_that_leads_nowhere_is_logged_and_forgotten(net: Net) -> None:
         relay, a = await starred(net, "a")
         relay.host.send(a.id, CircuitOffered(bytes(32), b"x" * 32, "192.0.2.1"))
         await a.until(lambda: any("no circuit to" in line for line in a.logs))
+
+    net.run(scenario())
+
+
+def test_a_relay_of_two_address_families_is_dialled_where_it_comes_from(net: Net) -> None:
+    """It advertises one address, which a machine of the other family cannot dial."""
+
+    async def scenario() -> None:
+        relay, b = await starred(net, "b")
+        relay.address = f"[2001:db8::1]:{relay.address.rpartition(':')[2]}"
+        a = net.node("a")
+        await relay.host.dial(await a.listen())
+        await established(a, relay)
+        relay.members.add(a.id)
+        a.host.known_relays = Relays(relay.id)
+        await b.host.dial(route(relay, a), expect_peer=a.id)
+        await established(a, b)
+        assert not any("no circuit" in line for line in a.logs)
+
+    net.run(scenario())
+
+
+def test_a_relay_cannot_have_a_peer_dial_as_often_as_it_likes(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address may be a third party's, and what fails must not fill the log."""
+    monkeypatch.setattr(offers, "PAUSE_S", 10 * PATIENCE_S)
+
+    async def scenario() -> None:
+        relay, a = await starred(net, "a")
+        dialled = 0
+
+        async def third_party(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal dialled
+            dialled += 1
+            writer.close()
+
+        server = await asyncio.start_server(third_party, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        (await established(a, relay)).dialled_address = f"127.0.0.1:{port}"
+        for number in range(3000):
+            relay.host.send(a.id, CircuitOffered(number.to_bytes(32, "big"), b"x" * 32, "::1"))
+        relay.host.send(a.id, RelayNote(0))
+        await a.until(lambda: a.messages)
+        for number in range(3000):
+            relay.host.send(a.id, CircuitOffered(number.to_bytes(32, "big"), b"x" * 32, "::1"))
+            await asyncio.sleep(0)
+        relay.host.send(a.id, RelayNote(1))
+        await a.until(lambda: a.messages[1:])
+        server.close()
+        await a.until(lambda: any("no circuit to" in line for line in a.logs))
+        assert 0 < dialled <= PER_RELAY_MAX + FAILURES_MAX
+        assert sum("no circuit to" in line for line in a.logs) == 1
+
+    net.run(scenario())
+
+
+def test_all_streams_of_a_round_open_at_once_and_count_for_nobody_else(net: Net) -> None:
+    """As without a relay: whoever is linked is no stranger; but no address becomes a member's."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        (await established(relay, a)).remote_ip = "192.0.2.8"
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        assert (await established(b, a)).remote_ip == "192.0.2.8"
+        assert not b.host.is_member_ip("192.0.2.8")
+        streams = await asyncio.gather(*(a.host.open_data(b.id, "") for _ in range(STREAMS_MAX)))
+        assert {stream.cipher for stream in streams} <= {*CIPHERS}
+        assert not any("rejected" in line for line in b.logs)
+        for stream in streams:
+            stream.close()
 
     net.run(scenario())
 
