@@ -55,7 +55,7 @@ from atoll.peer.net.proxy import Proxy
 from atoll.peer.net.punched import PunchedSocket
 from atoll.peer.net.reach import Reached, ReachService, ask_reach
 from atoll.peer.net.reach_messages import DIALLED_MAX, AskReach
-from atoll.peer.net.relayed import RelayedSocket, Route
+from atoll.peer.net.relayed import RelayedSocket, Route, shown
 from atoll.peer.net.tls import TlsChannel, TlsSocket
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
 from atoll.peer.punch.service import Observer, PunchService
@@ -292,7 +292,7 @@ class ConnectionManager:
             channel.close()
             if answer.code == DUPLICATE and linked:
                 return peer_id
-            raise refusal_error(answer, address)
+            raise refusal_error(answer, shown(address))
         link = self._link(channel, peer_id, answer, self.peer_id, address)
         if not self._install(link):
             self._retire(link)
@@ -399,7 +399,7 @@ class ConnectionManager:
         channel, _, answer = await self._call(DATA, address, peer_id, None, offer)
         if isinstance(answer, Refused):
             channel.close()
-            raise refusal_error(answer, address)
+            raise refusal_error(answer, shown(address))
         return channel.take()
 
     async def probe(self, address: str, timeout_s: float) -> Literal["up", "refused", "silent"]:
@@ -458,12 +458,12 @@ class ConnectionManager:
                     mine = replace(mine, life=0)  # claims nothing: see _check_not_me
                 answer = await attempt.greet(channel, mine)
                 if isinstance(answer, Hello):
-                    check(mine, answer, address)
-                    self._check_not_me(address, peer_id, mine.life, answer.life)
+                    check(mine, answer, shown(address))
+                    self._check_not_me(shown(address), peer_id, mine.life, answer.life)
                     if kind == CONTROL:
                         self._policy.admit(peer_id, answer, called=True)
                 if self._closing:
-                    raise ConnectError(f"{address}: this daemon is closing")
+                    raise ConnectError(f"{shown(address)}: this daemon is closing")
             except BaseException:
                 channel.close()
                 raise

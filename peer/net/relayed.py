@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership.view import short
 from atoll.peer.net.connection_limits import plain_ip
+from atoll.peer.net.punched import parse_meeting
 
 _ROUTE: Final = re.compile(r"relay:([0-9a-f]{64})/([0-9a-f]{64})")
 
@@ -45,8 +46,10 @@ class IndirectSocket(socket.socket):
 
 
 def shown(address: str) -> str:
-    """Return an address as people read it: a route names its ends."""
-    route = parse_route(address)
+    """Return an address as people read it: a route or a meeting names the peers."""
+    route, met = parse_route(address), parse_meeting(address)
+    if met is not None:
+        return f"{short(met)} from both sides at once"
     return route.describe() if route is not None else address
 
 

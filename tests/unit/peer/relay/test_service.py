@@ -11,10 +11,12 @@ import pytest
 
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.schedule.plan import STREAMS_MAX
+from atoll.peer.membership.view import short
 from atoll.peer.net.link import ControlLink
+from atoll.peer.net.punched import meeting
 from atoll.peer.net.reach import ReachLinks, ReachService
 from atoll.peer.net.reach_messages import UNABLE, DialBack, DialledBack
-from atoll.peer.net.relayed import Route, parse_route
+from atoll.peer.net.relayed import Route, parse_route, shown
 from atoll.peer.net.wire import message
 from atoll.peer.relay import offers
 from atoll.peer.relay.circuits import PER_JOINER_MAX
@@ -139,6 +141,18 @@ def test_a_relay_without_a_rate_carries_no_data_and_says_so(net: Net) -> None:
         with pytest.raises(ConnectError, match="no way for data") as raised:
             await a.host.open_data(b.id, "")
         assert "--relay MBIT" in raised.value.fix
+
+    net.run(scenario())
+
+
+def test_what_is_refused_through_a_relay_names_the_ends_for_people(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        with pytest.raises(ConnectError, match="needs a control link first") as raised:
+            await a.host.call_tls(b.id, route(relay, b))
+        assert f"{short(b.id)} through relay {short(relay.id)}" in raised.value.what
+        assert "relay:" not in raised.value.what
+        assert shown(meeting(b.id)) == f"{short(b.id)} from both sides at once"
 
     net.run(scenario())
 
