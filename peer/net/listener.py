@@ -59,6 +59,8 @@ LISTEN_BACKLOG = 4096
 # An end at once (a reset): the kernel would keep a connection for a minute that is closed in order
 # and that the other side keeps open, and floods keep them open.
 _RESET = struct.pack("ii", 1, 0)
+# Whose limits count where a relay states the address: those through relays are one network.
+BY_RELAY = "{} by relay"
 # Strangers must not fill the log: one line in this time, with a count of the others.
 LOG_INTERVAL_S = 1.0
 
@@ -149,8 +151,9 @@ class Listener:
     ) -> asyncio.Task[None] | None:
         """Take a connection that came about in another way as if its other end had dialled.
 
-        Through a relay it counts for the address that this states. ``of_member``: it is said to be
-        of a peer that has a link. Return the task that lets it in; None if there is no place.
+        Through a relay it counts for the address that this states, but not together with what comes
+        from there: a relay could have anybody turned away. ``of_member``: it is said to be of a
+        peer that has a link. Return the task that lets it in; None if there is no place.
         """
         try:
             ip = remote_ip_of(sock)
@@ -159,8 +162,9 @@ class Listener:
             return None
         is_relayed = isinstance(sock, RelayedSocket)
         origin = origin_of(ip)
-        if is_relayed:  # all programs of this machine share loopback, and no relay's word does
-            origin = origin._replace(is_loopback=False)
+        if is_relayed:
+            by = BY_RELAY.format(origin.address)
+            origin = ConnectionOrigin(origin.ip, by, BY_RELAY.format("all"), is_loopback=False)
         of_member = of_member or (not is_relayed and self._greeter.is_member_ip(origin.ip))
         return self._take(sock, origin, 0, of_member=of_member)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -12,6 +13,7 @@ import pytest
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.peer.membership.view import short
+from atoll.peer.net.connection_limits import FAILURES_FREE, PendingConnection, origin_of
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.punched import meeting
 from atoll.peer.net.reach import ReachLinks, ReachService
@@ -388,6 +390,29 @@ def test_all_streams_of_a_round_open_at_once_and_count_for_nobody_else(net: Net)
         assert not any("rejected" in line for line in b.logs)
         for stream in streams:
             stream.close()
+
+    net.run(scenario())
+
+
+def test_what_fails_through_a_relay_turns_nobody_away_who_comes_directly(net: Net) -> None:
+    """The relay could state the address of whoever it wants to keep out."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        (await established(relay, a)).remote_ip = "192.0.2.8"
+        limiter, loop = b.host._listener._limiter, asyncio.get_running_loop()
+        for _ in range(FAILURES_FREE):
+            sock = await a.host.attempt(route(relay, b)).bare()
+            await loop.sock_sendall(sock, b"nothing of ours")
+            with contextlib.suppress(OSError):
+                assert not await loop.sock_recv(sock, 1)
+            sock.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(x.in_a_row for x in limiter._failures.values()) < FAILURES_FREE:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        place = limiter.enter(origin_of("192.0.2.8"), loop.time(), of_member=False)
+        assert isinstance(place, PendingConnection)
+        limiter.leave(place)
 
     net.run(scenario())
 
