@@ -20,7 +20,7 @@ PAUSE_S: Final = 10.0
 RELAYS_MAX: Final = 256  # whose failures are remembered
 
 
-class _Failures(NamedTuple):
+class _BadOffers(NamedTuple):
     in_a_row: int = 0
     not_before_s: float = float("-inf")
     silent_until_s: float = float("-inf")  # until when no more of them are written down
@@ -31,12 +31,12 @@ class Offers:
 
     def __init__(self) -> None:
         self._under_way: Counter[bytes] = Counter()
-        self._failures: OrderedDict[bytes, _Failures] = OrderedDict()
+        self._failures: OrderedDict[bytes, _BadOffers] = OrderedDict()
 
     def begin(self, relay: bytes, now_s: float) -> bool:
         """Return whether an offer of this relay is to be taken."""
         is_full = self._under_way.total() >= OFFERS_MAX or self._under_way[relay] >= PER_RELAY_MAX
-        if is_full or now_s < self._failures.get(relay, _Failures()).not_before_s:
+        if is_full or now_s < self._failures.get(relay, _BadOffers()).not_before_s:
             return False
         self._under_way[relay] += 1
         return True
@@ -55,12 +55,12 @@ class Offers:
 
         ``led_there``: the relay has answered, and only the other end has not come.
         """
-        before = self._failures.pop(relay, _Failures())
+        before = self._failures.pop(relay, _BadOffers())
         count = 0 if led_there else before.in_a_row + 1
         pause_s = PAUSE_S if count >= FAILURES_MAX else 0.0
         is_said = now_s < before.silent_until_s
         silent_until_s = before.silent_until_s if is_said else now_s + PAUSE_S
-        self._failures[relay] = _Failures(count, now_s + pause_s, silent_until_s)
+        self._failures[relay] = _BadOffers(count, now_s + pause_s, silent_until_s)
         if len(self._failures) > RELAYS_MAX:
             self._failures.popitem(last=False)
         return not is_said
