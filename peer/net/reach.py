@@ -29,12 +29,13 @@ import ssl
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 from typing import Final, NamedTuple, Protocol
 
 from atoll.collectives.errors import AtollError, RemoteProtocolError
 from atoll.collectives.version import VERSION
 from atoll.peer.net.address_kind import LOOPBACK, NAME, PUBLIC, address_kind
-from atoll.peer.net.connection_limits import counted_as, origin_of
+from atoll.peer.net.connection_limits import counted_as, origin_of, plain_ip
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import Hello, Refused, refusal_error
 from atoll.peer.net.invite import format_address
@@ -80,6 +81,9 @@ _OWN_TROUBLE: Final = frozenset(
         errno.EMFILE,
     }
 )
+
+
+BROADCAST: Final = "255.255.255.255"
 
 
 class Candidate(NamedTuple):
@@ -149,11 +153,17 @@ def may_dial(ip: str, requester_ip: str) -> bool:
     so nobody outside can have the machines around this one tried. The same holds for this machine.
     """
     kind, theirs = address_kind(ip), address_kind(requester_ip)
-    if kind == NAME:  # nobody has this machine ask a resolver either
+    if kind == NAME or not _is_of_one(ip):  # nobody has this machine ask a resolver either
         return False
     if kind == PUBLIC or theirs == LOOPBACK:
         return True
     return kind != LOOPBACK and theirs != PUBLIC
+
+
+def _is_of_one(ip: str) -> bool:
+    """Return whether an IP address is that of one machine; "any" would be this machine itself."""
+    address = ip_address(plain_ip(ip))
+    return not (address.is_unspecified or address.is_multicast or str(address) == BROADCAST)
 
 
 class ReachLinks(Protocol):
