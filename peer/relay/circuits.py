@@ -64,21 +64,16 @@ CIRCUIT_TRANSITIONS: Final = {
 class Circuit:
     """Describe a circuit: who has asked for it, to whom it leads, and how far it has come."""
 
-    def __init__(
-        self,
-        number: int,
-        asker: bytes,
-        peer: bytes,
-        until_s: float,
-        *,
-        bulk: bool,
-        of_joiner: bool = False,
-    ) -> None:
-        self.number, self.bulk, self.of_joiner = number, bulk, of_joiner
+    def __init__(self, number: int, asker: bytes, peer: bytes, until_s: float, *, bulk: bool):
+        self.number, self.bulk = number, bulk
         self.ends = (asker, peer)
         self.tokens = (secrets.token_bytes(TOKEN_BYTES), secrets.token_bytes(TOKEN_BYTES))
         self.until_s = until_s  # when its tokens are no good any more
         self.state = CircuitState.WAITING
+
+    def members_only(self, joiners: Collection[bytes]) -> bool:
+        """Return whether neither end is among these, who are no members."""
+        return not any(end in joiners for end in self.ends)
 
     def go(self, trigger: CircuitTrigger) -> None:
         following = CIRCUIT_TRANSITIONS.get((self.state, trigger))
@@ -110,11 +105,13 @@ class CircuitTable:
         bulk: bool,
         joiners: Collection[bytes] = (),
     ) -> Circuit | str:
-        """Return a new circuit, or why there is none. ``joiners``: the ends that are no members."""
+        """Return a new circuit, or why there is none.
+
+        ``joiners``: who is no member now, of these two and of the ends of all circuits.
+        """
         if why_not := self._why_full(asker, peer, joiners, bulk=bulk):
             return why_not
-        number, until_s = next(self._numbers), now_s + TOKEN_S
-        circuit = Circuit(number, asker, peer, until_s, bulk=bulk, of_joiner=bool(joiners))
+        circuit = Circuit(next(self._numbers), asker, peer, now_s + TOKEN_S, bulk=bulk)
         self._circuits[circuit.number] = circuit
         for end, token in enumerate(circuit.tokens):
             self._tokens[token] = circuit, end
@@ -127,7 +124,8 @@ class CircuitTable:
             return "a circuit leads to somebody else"
         if len(self._circuits) >= TOTAL_MAX:
             return f"the relay carries {TOTAL_MAX} circuits already"
-        if joiners and sum(circuit.of_joiner for circuit in self) >= JOINERS_MAX:
+        joins = not {asker, peer}.isdisjoint(joiners)
+        if joins and sum(not circuit.members_only(joiners) for circuit in self) >= JOINERS_MAX:
             return f"the relay carries {JOINERS_MAX} circuits of peers that join already"
         for end in (asker, peer):
             most = PER_JOINER_MAX if end in joiners else PER_PEER_MAX
@@ -165,6 +163,10 @@ class CircuitTable:
             return False
         self._end(circuit, CircuitTrigger.OVER)
         return True
+
+    def peers(self) -> set[bytes]:
+        """Return the ends of all circuits."""
+        return {end for circuit in self for end in circuit.ends}
 
     def of(self, peer: bytes) -> list[Circuit]:
         return [circuit for circuit in self if peer in circuit.ends]

@@ -166,7 +166,8 @@ class RelayService:
             return "it carries no data for others: it was started without --relay"
         if other is None or not (_leads_here(link) and _leads_here(other)):
             return f"it has no connection of its own to {short(peer)}"
-        joiners = [end for end in (asker, peer) if not self._port.is_member(end)]
+        ends = {asker, peer, *self._table.peers()}
+        joiners = {end for end in ends if not self._port.is_member(end)}
         now_s = self._loop.time()
         circuit = self._table.ask(asker, peer, now_s, bulk=asked.bulk, joiners=joiners)
         if isinstance(circuit, str):

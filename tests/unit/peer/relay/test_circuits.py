@@ -121,10 +121,11 @@ def test_those_that_join_take_no_place_of_members() -> None:
     table = CircuitTable()
     joiners = [number.to_bytes(32, "big") for number in range(JOINERS_MAX)]
     for joiner in joiners:
-        assert isinstance(table.ask(joiner, A, 0.0, bulk=False, joiners=(joiner,)), Circuit)
-    refusal = table.ask(C, A, 0.0, bulk=False, joiners=(C,))
+        assert isinstance(table.ask(joiner, A, 0.0, bulk=False, joiners=joiners), Circuit)
+    refusal = table.ask(C, A, 0.0, bulk=False, joiners=(*joiners, C))
     assert refusal == f"the relay carries {JOINERS_MAX} circuits of peers that join already"
-    assert isinstance(table.ask(B, A, 0.0, bulk=False), Circuit)
+    assert isinstance(table.ask(B, A, 0.0, bulk=False, joiners=joiners), Circuit)
+    assert isinstance(table.ask(C, A, 0.0, bulk=False, joiners=(*joiners[1:], C)), Circuit), "in"
 
 
 def test_nobody_has_a_circuit_to_itself() -> None:
