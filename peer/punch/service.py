@@ -30,6 +30,7 @@ from atoll.peer.punch.course import (
     REFUSED_S,
     Mapped,
     PunchCourse,
+    PunchState,
     PunchTrigger,
     judge_mappings,
     meet_s,
@@ -66,6 +67,9 @@ TOKENS_MAX: Final = 256  # that have been announced and not been brought yet, an
 # ... of one peer, so that nobody takes all places: the streams of a round to two others, twice.
 OBSERVED_PER_PEER_MAX: Final = 4 * STREAMS_MAX
 BACKLOG: Final = 4
+
+
+ITS_ROUTER: Final = "its router gives each connection another port"
 
 
 class Observer(NamedTuple):
@@ -162,9 +166,11 @@ class PunchService:
             self._on_punch_asked(link, msg)
         elif isinstance(msg, Observed | PunchReady | PunchDenied):
             question = self._questions.get(msg.number)
-            if question is None or question.peer != link.peer_id or question.answer.done():
-                return True  # nobody waits for it any more, or it is not from whom we asked
-            question.answer.set_result(msg)
+            if question is not None and question.peer == link.peer_id:
+                if not question.answer.done():
+                    question.answer.set_result(msg)
+            elif isinstance(msg, PunchDenied) and msg.hopeless:  # it wanted to ask us, and cannot
+                self._failed(PunchCourse(), link.peer_id, _Symmetric(ITS_ROUTER), over=link)
         else:
             return False
         return True
@@ -205,6 +211,9 @@ class PunchService:
         try:
             sock = await self._open(course, link)
         except (OSError, AtollError) as error:
+            if isinstance(error, _Symmetric) and course.state is PunchState.LEARNING:  # our own
+                denied = PunchDenied(next(self._numbers), ITS_ROUTER, hopeless=True)
+                self._port.send_on(link, denied)  # or nobody there learns why it stays as it is
             self._failed(course, peer, error, over=link)
             raise
         self._made(peer, self._loop.time() - began_s)
@@ -260,7 +269,7 @@ class PunchService:
             sock = await self._meet_asker(course, link, asked)
         except (OSError, AtollError) as error:
             hopeless = isinstance(error, _Symmetric)
-            what = "its router gives each connection another port" if hopeless else _what(error)
+            what = ITS_ROUTER if hopeless else _what(error)
             what = what[:WHAT_CHARACTERS_MAX]
             self._port.send_on(link, PunchDenied(asked.number, what, hopeless))
             self._failed(course, link.peer_id, error, over=link)

@@ -199,6 +199,21 @@ def test_a_symmetric_router_at_either_end_is_said_once_and_not_tried_again() -> 
     with_ends(work, observers=2)
 
 
+def test_whoever_would_ask_and_has_a_symmetric_router_says_so_to_the_other_end() -> None:
+    async def work(bus: Bus, one: End, other: End) -> None:
+        bus.ends[SECOND].port_shift = 1
+        for _ in range(2):
+            with pytest.raises(OSError, match="another port"):
+                await one.service.open(B)
+        await asyncio.sleep(0)
+        assert other.service.state(A) is PairState.HOPELESS
+        assert len(other.lines) == 1
+        assert "no direct connection to" in other.lines[0]
+        assert "its router gives each connection another port" in other.lines[0]
+
+    with_ends(work, observers=2)
+
+
 def test_who_names_another_address_than_it_comes_from_is_not_dialled() -> None:
     async def work(bus: Bus, one: End, other: End) -> None:
         one.stated_ip = "127.0.0.9"
