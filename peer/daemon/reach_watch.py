@@ -242,9 +242,8 @@ class ReachWatch:
             link = self._host.link_of(peer)
             if link is None or link.relay or link.is_punched:
                 continue
-            address = link.dialled_address
-            if not address and not self._others.is_outbound(peer):
-                address = link.hello.address
+            is_outbound = not link.dialled_address and self._others.is_outbound(peer)
+            address = "" if is_outbound else link.address
             if address:
                 found.append(AskableMember(peer, address, link.remote_ip))
         return found

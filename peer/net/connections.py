@@ -55,7 +55,7 @@ from atoll.peer.net.proxy import Proxy
 from atoll.peer.net.punched import PunchedSocket
 from atoll.peer.net.reach import Reached, ReachService, ask_reach
 from atoll.peer.net.reach_messages import DIALLED_MAX, AskReach
-from atoll.peer.net.relayed import RelayedSocket, Route
+from atoll.peer.net.relayed import RelayedSocket, Route, shown
 from atoll.peer.net.tls import TlsChannel, TlsSocket
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame, name_of
 from atoll.peer.punch.service import Observer, PunchService
@@ -206,7 +206,7 @@ class ConnectionManager:
         link = self._links.pop(peer_id, None)
         if link is not None:
             if expelled:
-                self._met.pop(link.remote_ip, None)
+                self._met.pop(link.proved_ip, None)
             self._streams.forget(peer_id)
             self._retire(link)
             link.close()
@@ -292,7 +292,7 @@ class ConnectionManager:
             channel.close()
             if answer.code == DUPLICATE and linked:
                 return peer_id
-            raise refusal_error(answer, address)
+            raise refusal_error(answer, shown(address))
         link = self._link(channel, peer_id, answer, self.peer_id, address)
         if not self._install(link):
             self._retire(link)
@@ -360,12 +360,16 @@ class ConnectionManager:
         """Return who can say where this peer comes from."""
         return self.known_relays.observers() if self.proxy is None else ()
 
-    def adopt(self, sock: RelayedSocket | PunchedSocket) -> None:
-        """Take a connection that came about in another way as if its other end had dialled."""
-        if self._closing:
-            sock.close()
-        else:
-            self._listener.adopt(sock)
+    def adopt(self, sock: RelayedSocket | PunchedSocket, peer: bytes) -> asyncio.Task[None] | None:
+        """Take a connection that came about in another way as if its other end had dialled.
+
+        ``peer``: whose it is said to be. Whoever is linked opens as many streams at once as others.
+        Return the task that ends when it has proved itself, or has not; None if there is no place.
+        """
+        if not self._closing:
+            return self._listener.adopt(sock, of_member=peer in self._links)
+        sock.close()
+        return None
 
     async def accept_circuit(self, sock: socket.socket) -> None:
         """Take the connection of an end that this peer is to relay, behind its first byte."""
@@ -395,7 +399,7 @@ class ConnectionManager:
         channel, _, answer = await self._call(DATA, address, peer_id, None, offer)
         if isinstance(answer, Refused):
             channel.close()
-            raise refusal_error(answer, address)
+            raise refusal_error(answer, shown(address))
         return channel.take()
 
     async def probe(self, address: str, timeout_s: float) -> Literal["up", "refused", "silent"]:
@@ -454,12 +458,12 @@ class ConnectionManager:
                     mine = replace(mine, life=0)  # claims nothing: see _check_not_me
                 answer = await attempt.greet(channel, mine)
                 if isinstance(answer, Hello):
-                    check(mine, answer, address)
-                    self._check_not_me(address, peer_id, mine.life, answer.life)
+                    check(mine, answer, shown(address))
+                    self._check_not_me(shown(address), peer_id, mine.life, answer.life)
                     if kind == CONTROL:
                         self._policy.admit(peer_id, answer, called=True)
                 if self._closing:
-                    raise ConnectError(f"{address}: this daemon is closing")
+                    raise ConnectError(f"{shown(address)}: this daemon is closing")
             except BaseException:
                 channel.close()
                 raise
@@ -631,8 +635,9 @@ class ConnectionManager:
             self.relay.watch()
         elif old is not None and old.relay and not link.is_punched:  # see Streams.renew
             self._streams.prefer_direct(peer_id)
-        self._met.pop(link.remote_ip, None)
-        self._met[link.remote_ip] = None
+        if link.proved_ip:  # a relay could name anybody's
+            self._met.pop(link.proved_ip, None)
+            self._met[link.proved_ip] = None
         if len(self._met) > MET_MAX:
             del self._met[next(iter(self._met))]
         if old is not None and not (link.is_punched and self._steps_back(old, link)):

@@ -25,7 +25,6 @@ from atoll.collectives.errors import (
     RemoteProtocolError,
 )
 from atoll.peer.daemon.process import is_last
-from atoll.peer.membership.view import short
 from atoll.peer.net.address_kind import WORDS, address_kind
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of, tag_of, unverified_context
@@ -33,7 +32,7 @@ from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import fingerprint_of, parse_address
 from atoll.peer.net.proxy import PAGE, Proxy, ProxyError, Socks, proxied
 from atoll.peer.net.punched import PunchedSocket, parse_meeting
-from atoll.peer.net.relayed import RelayedSocket, Route, parse_route
+from atoll.peer.net.relayed import RelayedSocket, Route, parse_route, shown
 from atoll.peer.net.tls import TlsChannel, reason_of
 
 RELAY = "relay"  # stages of errors: no relay has brought us there
@@ -189,10 +188,8 @@ class Dial:
     def _where(self) -> str:
         elapsed_s = time.monotonic() - self._started_s
         # In tenths: a failure that comes again has the same words, and is said once.
-        where = self._route.describe() if self._route is not None else self.address
+        where = shown(self.address)
         where += f" through proxy {self.proxy}" if self.proxy is not None else ""
-        if self._meets is not None:
-            where = f"{short(self._meets)} from both sides at once"
         return f"{where} ({self._stage}, after {elapsed_s:.1f} s)"
 
     async def knock(self) -> None:

@@ -16,9 +16,11 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import PurePath
 
-from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
+from atoll.peer.net.address_kind import NAME, address_kind
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
+from atoll.peer.net.invite import format_address, parse_address
 from atoll.peer.net.punched import is_punched, met_ip_of
 from atoll.peer.net.relayed import is_indirect, is_proxied, relay_of
 from atoll.peer.net.tls import (
@@ -128,6 +130,22 @@ class ControlLink:
     def proved_ip(self) -> str:
         """Return the peer's address if the kernel vouches for it; "" through a relay or a proxy."""
         return "" if self._is_indirect else self.remote_ip
+
+    @property
+    def address(self) -> str:
+        """Return where to dial the peer: where this side has, else what it advertises; "" if none.
+
+        If that is of the other family of addresses it is where the peer comes from, at its port:
+        the peer has both, and this machine perhaps not.
+        """
+        advertised = self.dialled_address or self.hello.address
+        try:
+            host, port = parse_address(advertised)
+        except ConfigError:
+            return advertised
+        is_other = address_kind(host) != NAME and (":" in host) != (":" in self.remote_ip)
+        use_own = is_other and self.proved_ip and not self.dialled_address
+        return format_address(self.remote_ip, port) if use_own else advertised
 
     def close(self, *, deliver: bool = False) -> None:
         """Send what is queued, say goodbye, and end within GOODBYE_TIMEOUT_S, unless ended.

@@ -26,7 +26,12 @@ from atoll.collectives.errors import (
 from atoll.peer.daemon.process import is_scarce
 from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.certs import peer_id_of
-from atoll.peer.net.connection_limits import ConnectionLimiter, PendingConnection, origin_of
+from atoll.peer.net.connection_limits import (
+    ConnectionLimiter,
+    ConnectionOrigin,
+    PendingConnection,
+    origin_of,
+)
 from atoll.peer.net.dial import is_refusal
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
@@ -54,6 +59,8 @@ LISTEN_BACKLOG = 4096
 # An end at once (a reset): the kernel would keep a connection for a minute that is closed in order
 # and that the other side keeps open, and floods keep them open.
 _RESET = struct.pack("ii", 1, 0)
+# Whose limits count where a relay states the address: those through relays are one network.
+BY_RELAY = "{} by relay"
 # Strangers must not fill the log: one line in this time, with a count of the others.
 LOG_INTERVAL_S = 1.0
 
@@ -139,17 +146,27 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def adopt(self, sock: RelayedSocket | PunchedSocket) -> None:
+    def adopt(
+        self, sock: RelayedSocket | PunchedSocket, *, of_member: bool
+    ) -> asyncio.Task[None] | None:
         """Take a connection that came about in another way as if its other end had dialled.
 
-        Through a relay it counts for the address that this states, and never as that of a member.
+        Through a relay it counts for the address that this states, but not together with what comes
+        from there: a relay could have anybody turned away. ``of_member``: it is said to be of a
+        peer that has a link. Return the task that lets it in; None if there is no place.
         """
         try:
             ip = remote_ip_of(sock)
         except OSError:  # it was reset meanwhile
             sock.close()
-            return
-        self._take(sock, ip, 0)
+            return None
+        is_relayed = isinstance(sock, RelayedSocket)
+        origin = origin_of(ip)
+        if is_relayed:
+            by = BY_RELAY.format(origin.address)
+            origin = ConnectionOrigin(origin.ip, by, BY_RELAY.format("all"), is_loopback=False)
+        of_member = of_member or (not is_relayed and self._greeter.is_member_ip(origin.ip))
+        return self._take(sock, origin, 0, of_member=of_member)
 
     def _on_acceptable(self) -> None:
         assert self._socket is not None
@@ -166,28 +183,31 @@ class Listener:
                 return
             if self._behind_proxy and is_local(sock):
                 sock = came_by_proxy(sock)
-            self._take(sock, str(name[0]), int(name[1]))
+            origin = origin_of(str(name[0]))
+            of_member = self._greeter.is_member_ip(origin.ip)
+            self._take(sock, origin, int(name[1]), of_member=of_member)
 
-    def _take(self, sock: socket.socket, ip: str, port: int) -> None:
-        """Let a connection wait for its first byte, or end it."""
-        loop, origin = asyncio.get_running_loop(), origin_of(ip)
+    def _take(
+        self, sock: socket.socket, origin: ConnectionOrigin, port: int, *, of_member: bool
+    ) -> asyncio.Task[None] | None:
+        """Let a connection wait for its first byte, or end it and return None."""
+        loop = asyncio.get_running_loop()
         if is_scarce(sock):
             found: PendingConnection | str = "too many file descriptors are in use"
         else:
-            is_direct = not isinstance(sock, RelayedSocket)
-            of_member = is_direct and self._greeter.is_member_ip(origin.ip)
             found = self._limiter.enter(origin, loop.time(), of_member=of_member)
         if isinstance(found, str):
             _reset(sock)
             if self._may_note():
-                self._note(f"rejected {format_address(ip, port)}: {found}")
-            return
+                self._note(f"rejected {format_address(origin.ip, port)}: {found}")
+            return None
         sock.setblocking(False)
-        caller = _Caller(sock, format_address(ip, port), found)
+        caller = _Caller(sock, format_address(origin.ip, port), found)
         task = loop.create_task(self._admit(caller), name=f"admit {caller.where}")
         found.give_up = functools.partial(_cancel, task)
         self._tasks.add(task)
         task.add_done_callback(functools.partial(self._admitted, caller))
+        return task
 
     def _pause(self) -> None:
         assert self._socket is not None

@@ -4,7 +4,8 @@ A peer that dials out learns nothing about the other direction. So it asks a mem
 of its own (a hello of kind REACH), and that one dials back: to the *observed* IP address, the one
 that the question came from, and the port that the asker names. No other address is ever dialled, or
 anybody could have members knock at doors of third parties. Whoever dials does TCP and TLS and wants
-the asker's identity to be proved there.
+the asker's identity to be proved there. Whoever asks through a relay or a proxy is told that nobody
+has dialled: where it comes from is then the relay's word, which could name any machine.
 
 The asked member dials itself, and lets up to HELPERS_MAX other members that are linked to it dial.
 Theirs is the answer that counts: neighbours in one network pass whatever keeps others out, and so
@@ -28,12 +29,13 @@ import ssl
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 from typing import Final, NamedTuple, Protocol
 
 from atoll.collectives.errors import AtollError, RemoteProtocolError
 from atoll.collectives.version import VERSION
 from atoll.peer.net.address_kind import LOOPBACK, NAME, PUBLIC, address_kind
-from atoll.peer.net.connection_limits import counted_as, origin_of
+from atoll.peer.net.connection_limits import counted_as, origin_of, plain_ip
 from atoll.peer.net.dial import Dial
 from atoll.peer.net.hello import Hello, Refused, refusal_error
 from atoll.peer.net.invite import format_address
@@ -79,6 +81,9 @@ _OWN_TROUBLE: Final = frozenset(
         errno.EMFILE,
     }
 )
+
+
+BROADCAST: Final = "255.255.255.255"
 
 
 class Candidate(NamedTuple):
@@ -148,11 +153,17 @@ def may_dial(ip: str, requester_ip: str) -> bool:
     so nobody outside can have the machines around this one tried. The same holds for this machine.
     """
     kind, theirs = address_kind(ip), address_kind(requester_ip)
-    if kind == NAME:  # nobody has this machine ask a resolver either
+    if kind == NAME or not _is_of_one(ip):  # nobody has this machine ask a resolver either
         return False
     if kind == PUBLIC or theirs == LOOPBACK:
         return True
     return kind != LOOPBACK and theirs != PUBLIC
+
+
+def _is_of_one(ip: str) -> bool:
+    """Return whether an IP address is that of one machine; "any" would be this machine itself."""
+    address = ip_address(plain_ip(ip))
+    return not (address.is_unspecified or address.is_multicast or str(address) == BROADCAST)
 
 
 class ReachLinks(Protocol):
@@ -198,7 +209,7 @@ class ReachService:
         assert isinstance(asked, AskReach)
         observed, wait_s = channel.remote_ip, 0.0
         answers: tuple[ReachAnswer, ...] = ()
-        if asked.port and not channel.is_proxied:  # a proxy hides where the asker comes from
+        if asked.port and not channel.is_indirect:
             now_s = asyncio.get_running_loop().time()
             wait_s = self._limits.take((asker, theirs.life), observed, now_s)
             if not wait_s:
@@ -254,7 +265,8 @@ class ReachService:
         loop = asyncio.get_running_loop()
         member, now_s = link.peer_id, loop.time()
         asker = member, dial.asker, dial.life
-        may = may_dial(dial.ip, link.remote_ip)
+        # Through a relay nobody knows where it is: the relay could state an address near us.
+        may = not link.relay and may_dial(dial.ip, link.remote_ip)
         if not may or self._limits.take(asker, dial.ip, now_s, member):
             self._links.send(link.peer_id, DialledBack(dial.number, UNABLE, 0.0))
             return

@@ -12,8 +12,10 @@ import re
 import socket
 from typing import Final, NamedTuple
 
+from atoll.collectives.errors import RemoteProtocolError
 from atoll.peer.membership.view import short
 from atoll.peer.net.connection_limits import plain_ip
+from atoll.peer.net.punched import parse_meeting
 
 _ROUTE: Final = re.compile(r"relay:([0-9a-f]{64})/([0-9a-f]{64})")
 
@@ -44,8 +46,10 @@ class IndirectSocket(socket.socket):
 
 
 def shown(address: str) -> str:
-    """Return an address as people read it: a route names its ends."""
-    route = parse_route(address)
+    """Return an address as people read it: a route or a meeting names the peers."""
+    route, met = parse_route(address), parse_meeting(address)
+    if met is not None:
+        return f"{short(met)} from both sides at once"
     return route.describe() if route is not None else address
 
 
@@ -60,10 +64,17 @@ class ProxiedSocket(IndirectSocket):
 
 
 def relayed(sock: socket.socket, relay: bytes, stated_ip: str) -> RelayedSocket:
-    """Return the same connection, marked as one through ``relay``; ``sock`` is used up."""
+    """Return the same connection, marked as one through ``relay``; ``sock`` is used up.
+
+    Raises RemoteProtocolError, and leaves ``sock`` alone, if what the relay states is no address.
+    """
+    try:
+        plain = plain_ip(stated_ip)
+    except ValueError as error:
+        raise RemoteProtocolError(f"relay {short(relay)} states no address of the peer") from error
     marked = RelayedSocket(fileno=sock.detach())
     marked.setblocking(False)
-    marked.relay, marked.stated_ip = relay, stated_ip
+    marked.relay, marked.stated_ip = relay, plain
     return marked
 
 

@@ -23,7 +23,7 @@ from atoll.peer.links.tcp_info import TCP_INFO_BYTES
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
-from atoll.peer.net.relayed import is_indirect, is_proxied, relay_of, remote_ip_of
+from atoll.peer.net.relayed import is_indirect, relay_of, remote_ip_of
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
 # One recv: large enough that a bulk stream spends its time in AES and not in system calls.
@@ -184,9 +184,9 @@ class TlsChannel:
         return relay_of(self._sock) if self._sock is not None else b""
 
     @property
-    def is_proxied(self) -> bool:
-        """Return whether the connection leads through a proxy, and is still ours."""
-        return self._sock is not None and is_proxied(self._sock)
+    def is_indirect(self) -> bool:
+        """Return whether the connection leads through a relay or a proxy, and is still ours."""
+        return self._sock is not None and is_indirect(self._sock)
 
     def close(self) -> None:
         """Close at once. Harmless when closed or taken."""

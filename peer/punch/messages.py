@@ -79,7 +79,10 @@ class PunchReady:
 
 @message(wire="PunchDenied")
 class PunchDenied:
-    """Say why it cannot be, for people. ``hopeless``: because of the sender's router."""
+    """Say why it cannot be, for people. ``hopeless``: because of the sender's router.
+
+    That is said unasked, too, by whoever would ask.
+    """
 
     number: Number
     what: Annotated[str, Within(0, WHAT_CHARACTERS_MAX)]

@@ -30,6 +30,7 @@ from atoll.peer.punch.course import (
     REFUSED_S,
     Mapped,
     PunchCourse,
+    PunchState,
     PunchTrigger,
     judge_mappings,
     meet_s,
@@ -63,7 +64,12 @@ ANSWERING_PER_PEER_MAX: Final = STREAMS_MAX + 2
 # the port.
 HOLD_S: Final = 8.0
 TOKENS_MAX: Final = 256  # that have been announced and not been brought yet, and kept connections
+# ... of one peer, so that nobody takes all places: the streams of a round to two others, twice.
+OBSERVED_PER_PEER_MAX: Final = 4 * STREAMS_MAX
 BACKLOG: Final = 4
+
+
+ITS_ROUTER: Final = "its router gives each connection another port"
 
 
 class Observer(NamedTuple):
@@ -97,8 +103,8 @@ class PunchPort(Protocol):
 
     def send_on(self, link: ControlLink, msg: object, /) -> bool: ...
 
-    def adopt(self, sock: PunchedSocket, /) -> None:
-        """Take a connection as if its other end had dialled this peer's port."""
+    def adopt(self, sock: PunchedSocket, peer: bytes, /) -> object:
+        """Take a connection as if its other end, ``peer``, had dialled this peer's port."""
 
     def log(self, line: str, /) -> None: ...
 
@@ -137,7 +143,7 @@ class PunchService:
         self._questions: dict[int, _PunchQuestion] = {}
         self._answering: dict[asyncio.Task[None], bytes] = {}
         self._tokens: dict[bytes, tuple[bytes, int, float]] = {}  # announced by whom, until when
-        self._held: set[asyncio.Task[None]] = set()
+        self._held: dict[asyncio.Task[None], bytes] = {}  # observed connections, and whose
         self._said_symmetric = False
         self._loop = asyncio.get_running_loop()
 
@@ -160,9 +166,11 @@ class PunchService:
             self._on_punch_asked(link, msg)
         elif isinstance(msg, Observed | PunchReady | PunchDenied):
             question = self._questions.get(msg.number)
-            if question is None or question.peer != link.peer_id or question.answer.done():
-                return True  # nobody waits for it any more, or it is not from whom we asked
-            question.answer.set_result(msg)
+            if question is not None and question.peer == link.peer_id:
+                if not question.answer.done():
+                    question.answer.set_result(msg)
+            elif isinstance(msg, PunchDenied) and msg.hopeless:  # it wanted to ask us, and cannot
+                self._failed(PunchCourse(), link.peer_id, _Symmetric(ITS_ROUTER), over=link)
         else:
             return False
         return True
@@ -172,8 +180,9 @@ class PunchService:
     def _on_observe_asked(self, peer: bytes, asked: ObserveAsked) -> None:
         now_s = self._loop.time()
         self._tokens = {t: entry for t, entry in self._tokens.items() if now_s < entry[2]}
-        of_peer = sum(entry[0] == peer for entry in self._tokens.values())
-        if of_peer < ANSWERING_MAX and len(self._tokens) + len(self._held) < TOKENS_MAX:
+        of_peer = [entry[0] for entry in self._tokens.values()].count(peer)
+        of_peer += [*self._held.values()].count(peer)
+        if of_peer < OBSERVED_PER_PEER_MAX and len(self._tokens) + len(self._held) < TOKENS_MAX:
             self._tokens[asked.token] = peer, asked.number, now_s + HOLD_S
 
     async def observe(self, sock: socket.socket) -> None:
@@ -185,8 +194,8 @@ class PunchService:
         ip, port = sock.getpeername()[:2]
         self._port.send(peer, Observed(number, plain_ip(str(ip)), int(port)))
         task = self._loop.create_task(_hold(sock))
-        self._held.add(task)
-        task.add_done_callback(self._held.discard)
+        self._held[task] = peer
+        task.add_done_callback(lambda done: self._held.pop(done, None))
 
     # ------------------------------------------------------------ as the end that asks
 
@@ -202,6 +211,9 @@ class PunchService:
         try:
             sock = await self._open(course, link)
         except (OSError, AtollError) as error:
+            if isinstance(error, _Symmetric) and course.state is PunchState.LEARNING:  # our own
+                denied = PunchDenied(next(self._numbers), ITS_ROUTER, hopeless=True)
+                self._port.send_on(link, denied)  # or nobody there learns why it stays as it is
             self._failed(course, peer, error, over=link)
             raise
         self._made(peer, self._loop.time() - began_s)
@@ -257,13 +269,13 @@ class PunchService:
             sock = await self._meet_asker(course, link, asked)
         except (OSError, AtollError) as error:
             hopeless = isinstance(error, _Symmetric)
-            what = "its router gives each connection another port" if hopeless else _what(error)
+            what = ITS_ROUTER if hopeless else _what(error)
             what = what[:WHAT_CHARACTERS_MAX]
             self._port.send_on(link, PunchDenied(asked.number, what, hopeless))
             self._failed(course, link.peer_id, error, over=link)
             return
         self._made(link.peer_id, self._loop.time() - began_s)
-        self._port.adopt(sock)
+        self._port.adopt(sock, link.peer_id)
 
     async def _meet_asker(
         self, course: PunchCourse, link: ControlLink, asked: PunchAsked

@@ -12,11 +12,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import sha256
-from typing import Final
+from typing import Final, TypeAlias
 
 # A relay that damages bytes may be mended, or it was a single bit on its way.
 FAULT_S: Final = 600.0
-FAULTS_MAX: Final = 256  # of which it is remembered
+FAULTS_MAX: Final = 256  # of which it is remembered, of those seen here and of those heard of
+# What one peer says of more relays is not remembered, nor written down: a pair has few.
+FAULTS_PER_PEER_MAX: Final = 8
+
+# Until when a relay is to be avoided, by relay and the peer whose word it is: b"" if seen here.
+_Faults: TypeAlias = OrderedDict[tuple[bytes, bytes], float]
 
 
 class RelayChoice:
@@ -24,22 +29,32 @@ class RelayChoice:
 
     def __init__(self, me: bytes) -> None:
         self._me = me
-        # By relay, and the peer whose word it is: b"" if it was seen here.
-        self._faulty_until_s: OrderedDict[tuple[bytes, bytes], float] = OrderedDict()
+        self._seen_until_s: _Faults = OrderedDict()  # here, on the way to anybody
+        self._heard_until_s: _Faults = OrderedDict()
 
     def blame(self, relay: bytes, now_s: float, said_by: bytes = b"") -> bool:
-        """Note that a relay does not carry what it was given; return whether that is news."""
+        """Note that a relay does not carry what it was given; return whether that is news.
+
+        ``said_by``: whose word it is, b"" if it was seen here.
+        """
         is_news = not self.is_faulty(relay, said_by, now_s)
-        self._faulty_until_s[relay, said_by] = now_s + FAULT_S
-        self._faulty_until_s.move_to_end((relay, said_by))
-        if len(self._faulty_until_s) > FAULTS_MAX:
-            self._faulty_until_s.popitem(last=False)
+        faults = self._heard_until_s if said_by else self._seen_until_s
+        if said_by and is_news and self._said(said_by, now_s) >= FAULTS_PER_PEER_MAX:
+            return False
+        faults[relay, said_by] = now_s + FAULT_S
+        faults.move_to_end((relay, said_by))
+        if len(faults) > FAULTS_MAX:
+            faults.popitem(last=False)
         return is_news
+
+    def _said(self, peer: bytes, now_s: float) -> int:
+        """Return of how many relays a peer's word counts."""
+        return sum(by == peer and now_s < s for (_, by), s in self._heard_until_s.items())
 
     def is_faulty(self, relay: bytes, peer: bytes, now_s: float) -> bool:
         """Return whether a relay is to be avoided on the way to ``peer``."""
-        known = ((relay, b""), (relay, peer))
-        return any(now_s < self._faulty_until_s.get(one, float("-inf")) for one in known)
+        seen_s = self._seen_until_s.get((relay, b""), float("-inf"))
+        return now_s < max(seen_s, self._heard_until_s.get((relay, peer), float("-inf")))
 
     def rank(self, peer: bytes, relays: Iterable[bytes], now_s: float) -> list[bytes]:
         """Return the relays to ``peer``, the best first; those that are faulty come last."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from atoll.collectives.errors import LocalProtocolError
@@ -30,6 +30,8 @@ BULK_PER_PAIR_MAX: Final = 4 * STREAMS_MAX
 PER_PEER_MAX: Final = 256
 # Who is no member yet needs a way to ask for its place and one for the state.
 PER_JOINER_MAX: Final = 8
+# Identities cost nothing: those that join take no more than this of what the members have.
+JOINERS_MAX: Final = 64
 # Each takes six descriptors: two connections and the pipes between them.
 TOTAL_MAX: Final = 512
 
@@ -69,6 +71,10 @@ class Circuit:
         self.until_s = until_s  # when its tokens are no good any more
         self.state = CircuitState.WAITING
 
+    def members_only(self, joiners: Collection[bytes]) -> bool:
+        """Return whether neither end is among these, who are no members."""
+        return not any(end in joiners for end in self.ends)
+
     def go(self, trigger: CircuitTrigger) -> None:
         following = CIRCUIT_TRANSITIONS.get((self.state, trigger))
         if following is None:
@@ -91,10 +97,19 @@ class CircuitTable:
         return len(self._circuits)
 
     def ask(
-        self, asker: bytes, peer: bytes, now_s: float, *, bulk: bool, is_member: bool
+        self,
+        asker: bytes,
+        peer: bytes,
+        now_s: float,
+        *,
+        bulk: bool,
+        joiners: Collection[bytes] = (),
     ) -> Circuit | str:
-        """Return a new circuit, or why there is none. ``is_member``: both ends are members."""
-        if why_not := self._why_full(asker, peer, bulk=bulk, is_member=is_member):
+        """Return a new circuit, or why there is none.
+
+        ``joiners``: who is no member now, of these two and of the ends of all circuits.
+        """
+        if why_not := self._why_full(asker, peer, joiners, bulk=bulk):
             return why_not
         circuit = Circuit(next(self._numbers), asker, peer, now_s + TOKEN_S, bulk=bulk)
         self._circuits[circuit.number] = circuit
@@ -102,13 +117,18 @@ class CircuitTable:
             self._tokens[token] = circuit, end
         return circuit
 
-    def _why_full(self, asker: bytes, peer: bytes, *, bulk: bool, is_member: bool) -> str:
+    def _why_full(
+        self, asker: bytes, peer: bytes, joiners: Collection[bytes], *, bulk: bool
+    ) -> str:
         if asker == peer:
             return "a circuit leads to somebody else"
         if len(self._circuits) >= TOTAL_MAX:
             return f"the relay carries {TOTAL_MAX} circuits already"
-        most = PER_PEER_MAX if is_member else PER_JOINER_MAX
+        joins = not {asker, peer}.isdisjoint(joiners)
+        if joins and sum(not circuit.members_only(joiners) for circuit in self) >= JOINERS_MAX:
+            return f"the relay carries {JOINERS_MAX} circuits of peers that join already"
         for end in (asker, peer):
+            most = PER_JOINER_MAX if end in joiners else PER_PEER_MAX
             if sum(end in circuit.ends for circuit in self) >= most:
                 return f"the relay carries {most} circuits of one peer already"
         pair = {asker, peer}
@@ -143,6 +163,10 @@ class CircuitTable:
             return False
         self._end(circuit, CircuitTrigger.OVER)
         return True
+
+    def peers(self) -> set[bytes]:
+        """Return the ends of all circuits."""
+        return {end for circuit in self for end in circuit.ends}
 
     def of(self, peer: bytes) -> list[Circuit]:
         return [circuit for circuit in self if peer in circuit.ends]

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from atoll.collectives.errors import AtollError, ConnectError, RemoteProtocolError
@@ -21,7 +21,7 @@ from atoll.peer.net.byte_counts import ByteCounts
 from atoll.peer.net.dial import RELAY, Dial
 from atoll.peer.net.link import ControlLink
 from atoll.peer.net.relayed import RelayedSocket, Route, relayed
-from atoll.peer.net.tls import receive_exactly
+from atoll.peer.net.tls import receive_exactly, tune
 from atoll.peer.net.wire import encode, frame
 from atoll.peer.relay.circuits import Circuit, CircuitState, CircuitTable
 from atoll.peer.relay.messages import (
@@ -37,6 +37,7 @@ from atoll.peer.relay.messages import (
     CircuitGranted,
     CircuitOffered,
 )
+from atoll.peer.relay.offers import Offers
 from atoll.peer.relay.silences import ALIVE_S, SILENT_S, Silences
 from atoll.peer.relay.splicer import Splicer, can_splice
 
@@ -44,8 +45,6 @@ from atoll.peer.relay.splicer import Splicer, can_splice
 ANSWER_TIMEOUT_S: Final = 2.0
 # An end waits so long for the other: a dial, and two ways of a slow link.
 JOIN_TIMEOUT_S: Final = 4.0
-# Circuits that others have asked for to us and that we dial for at a time: each is a socket.
-OFFERS_MAX: Final = 64
 EXPIRE_S: Final = 1.0  # between two looks for tokens that nobody has used
 
 
@@ -65,8 +64,11 @@ class RelayPort(Protocol):
 
     def attempt(self, address: str, /) -> Dial: ...
 
-    def adopt(self, sock: RelayedSocket, /) -> None:
-        """Take a connection as if its other end had dialled this peer's port."""
+    def adopt(self, sock: RelayedSocket, peer: bytes, /) -> Awaitable[object] | None:
+        """Take a connection as if its other end, said to be ``peer``, had dialled this peer's port.
+
+        Return what is done when that has proved itself, or has not; None if there is no place.
+        """
 
     def relayed_pairs(self) -> Sequence[tuple[ControlLink, ControlLink | None]]:
         """Return the links through relays or routers, each with the one that stands by for it."""
@@ -104,6 +106,7 @@ class RelayService:
         self._expiry: asyncio.TimerHandle | None = None
         self._alive: asyncio.TimerHandle | None = None
         self._silences = Silences()
+        self._offers = Offers()
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
@@ -163,9 +166,10 @@ class RelayService:
             return "it carries no data for others: it was started without --relay"
         if other is None or not (_leads_here(link) and _leads_here(other)):
             return f"it has no connection of its own to {short(peer)}"
-        is_member = self._port.is_member(asker) and self._port.is_member(peer)
+        ends = {asker, peer, *self._table.peers()}
+        joiners = {end for end in ends if not self._port.is_member(end)}
         now_s = self._loop.time()
-        circuit = self._table.ask(asker, peer, now_s, bulk=asked.bulk, is_member=is_member)
+        circuit = self._table.ask(asker, peer, now_s, bulk=asked.bulk, joiners=joiners)
         if isinstance(circuit, str):
             return circuit
         first, second = circuit.tokens
@@ -183,6 +187,8 @@ class RelayService:
         found = self._table.come(token, self._loop.time())
         if found is None:
             raise RemoteProtocolError("a circuit whose token is not known, or not any more")
+        # An end whose machine is gone says nothing: the kernel has to ask, or the circuit stays.
+        tune(sock)
         circuit, end = found
         ends = self._came.setdefault(circuit.number, {})
         ends[end] = sock
@@ -200,7 +206,8 @@ class RelayService:
             return
         if self._splicer is None:
             self._splicer = Splicer(self._port.relay_bytes_per_s, self)
-        self._splicer.add(circuit.number, ends[0], ends[1], bulk=circuit.bulk)
+        pair = frozenset(circuit.ends)
+        self._splicer.add(circuit.number, ends[0], ends[1], pair, bulk=circuit.bulk)
 
     def cut(self, peer: bytes) -> None:
         """End all circuits of a peer that is expelled from the run."""
@@ -279,22 +286,29 @@ class RelayService:
         return await self._come(route.relay, answer.token, answer.ip)
 
     def _on_offered(self, link: ControlLink, offered: CircuitOffered) -> None:
-        if len(self._tasks) >= OFFERS_MAX or link.relay:
+        relay = link.peer_id
+        if link.relay or not self._offers.begin(relay, self._loop.time()):
             return  # the relay forgets it after TOKEN_S
-        task = self._loop.create_task(self._take_offer(link.peer_id, offered))
+        task = self._loop.create_task(self._take_offer(relay, offered))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._offers.ended(relay))
 
     async def _take_offer(self, relay: bytes, offered: CircuitOffered) -> None:
         try:
             async with asyncio.timeout(TOKEN_S):
                 sock = await self._come(relay, offered.token, offered.ip)
         except (OSError, AtollError) as error:
-            what = error.what if isinstance(error, AtollError) else str(error)
-            who = f"{short(offered.peer)} through relay {short(relay)}"
-            self._port.log(f"no circuit to {who}: {what}")
+            led_there = isinstance(error, ConnectError) and error.stage == RELAY
+            if self._offers.failed(relay, self._loop.time(), led_there=led_there):
+                what = error.what if isinstance(error, AtollError) else str(error)
+                who = f"{short(offered.peer)} through relay {short(relay)}"
+                self._port.log(f"no circuit to {who}: {what}")
             return
-        self._port.adopt(sock)
+        self._offers.joined(relay)
+        admission = self._port.adopt(sock, offered.peer)
+        if admission is not None:
+            await asyncio.wait([asyncio.ensure_future(admission)])
 
     async def _joined(self, relay: bytes, sock: socket.socket) -> bytes:
         """Return what the relay says when both ends are there. Raises ConnectError and OSError."""
@@ -360,7 +374,7 @@ class RelayService:
     async def _come(self, relay: bytes, token: bytes, ip: str) -> RelayedSocket:
         """Connect to the relay with a token, and return when the other end has done so too."""
         link = self._port.link_of(relay)
-        address = (link.dialled_address or link.hello.address) if link is not None else ""
+        address = link.address if link is not None else ""
         if not address:
             raise ConnectError(f"there is no connection to relay {short(relay)} any more")
         attempt = self._port.attempt(address)

@@ -4,9 +4,10 @@ Bytes go from a socket into a pipe and from the pipe into the other socket (spli
 pass through this process. A direction reads only when what it has read before is gone, so that
 whoever receives slowly slows down its sender, as on one connection.
 
-All bulk circuits share the rate that the operator allows, a quantum each in turn; each control
-circuit has a rate of its own, which leaves room for a burst: rounds begin with messages that are as
-large as kept chunks.
+All bulk circuits share the rate that the operator allows, a quantum each in turn; the control
+circuits of each pair have a rate of their own, which leaves room for a burst: rounds begin with
+messages that are as large as kept chunks. It outlives the circuits, or a pair that opens one after
+the other would carry its data at no charge.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
 from typing import Final, Protocol
 
 from atoll.collectives.threads import worker
@@ -28,10 +29,11 @@ from atoll.collectives.threads import worker
 QUANTUM_BYTES: Final = 64 << 10
 # The pipe between the two sockets; a packet of 1,448 bytes takes one of its pages.
 PIPE_BYTES: Final = 256 << 10
-# Of a control circuit, both directions together: heartbeats and votes take a twentieth of it, and
-# the largest message of a round fits into the burst.
+# Of the control circuits of a pair, both directions together: heartbeats and votes take a twentieth
+# of it, and the largest message of a round fits into the burst.
 CONTROL_BYTES_PER_S: Final = 64_000 / 8
 CONTROL_BURST_BYTES: Final = 1 << 20
+CONTROL_PAIRS_MAX: Final = 1024  # whose rates are remembered: twice the circuits of a relay
 # Of all bulk circuits: what the rate gives in this time may come at once.
 BULK_BURST_S: Final = 0.1
 BULK_BURST_BYTES_MIN: Final = 2 * QUANTUM_BYTES
@@ -164,6 +166,7 @@ class Splicer:
     def __init__(self, bulk_bytes_per_s: float, report: SpliceReport) -> None:
         burst_bytes = max(BULK_BURST_BYTES_MIN, bulk_bytes_per_s * BULK_BURST_S)
         self._bulk = Bucket(bulk_bytes_per_s, burst_bytes, time.monotonic())
+        self._control: OrderedDict[Hashable, Bucket] = OrderedDict()  # by pair
         self._report = report
         self._todo: deque[Callable[[], None]] = deque()
         self._splices: dict[int, _Splice] = {}
@@ -180,9 +183,14 @@ class Splicer:
 
     # ------------------------------------------------------------ called by the event loop
 
-    def add(self, number: int, one: socket.socket, two: socket.socket, *, bulk: bool) -> None:
-        """Carry bytes between two connected sockets, which are the splicer's from here on."""
-        self._do(lambda: self._add(number, one, two, bulk=bulk))
+    def add(
+        self, number: int, one: socket.socket, two: socket.socket, pair: Hashable, *, bulk: bool
+    ) -> None:
+        """Carry bytes between two connected sockets, which are the splicer's from here on.
+
+        ``pair``: whose they are, whoever of the two has asked.
+        """
+        self._do(lambda: self._add(number, one, two, pair, bulk=bulk))
         if self._thread is None:
             self._thread = worker(self._run, "relay")
             self._thread.start()
@@ -283,11 +291,12 @@ class Splicer:
                 splice.moved_s = now_s
                 self._report.moved(splice.number, count)
 
-    def _add(self, number: int, one: socket.socket, two: socket.socket, *, bulk: bool) -> None:
-        now_s = time.monotonic()
-        control = Bucket(CONTROL_BYTES_PER_S, CONTROL_BURST_BYTES, now_s)
+    def _add(
+        self, number: int, one: socket.socket, two: socket.socket, pair: Hashable, *, bulk: bool
+    ) -> None:
+        bucket = self._bulk if bulk else self._control_of(pair)
         try:
-            splice = _Splice(number, one, two, self._bulk if bulk else control, bulk=bulk)
+            splice = _Splice(number, one, two, bucket, bulk=bulk)
         except OSError as error:
             one.close()
             two.close()
@@ -295,6 +304,17 @@ class Splicer:
             return
         self._splices[number] = splice
         self._turns.append(number)
+
+    def _control_of(self, pair: Hashable) -> Bucket:
+        """Return the rate of a pair's control circuits, those before this one included."""
+        bucket = self._control.get(pair)
+        if bucket is None:
+            bucket = Bucket(CONTROL_BYTES_PER_S, CONTROL_BURST_BYTES, time.monotonic())
+            self._control[pair] = bucket
+        self._control.move_to_end(pair)
+        if len(self._control) > CONTROL_PAIRS_MAX:
+            self._control.popitem(last=False)
+        return bucket
 
     def _end_idle(self) -> None:
         now_s = time.monotonic()

@@ -391,7 +391,7 @@ class StreamOpener:
         A link that has ended takes its keys with it, which says nothing about the next one.
         """
         if self._links.link_of(link.peer_id) is not link:
-            raise ConnectError(f"the control link to {address} has ended meanwhile")
+            raise ConnectError(f"the control link to {shown(address)} has ended meanwhile")
 
     async def _agree(
         self, peer: bytes, usable: tuple[str, ...], sock: socket.socket, address: str

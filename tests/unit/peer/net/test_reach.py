@@ -263,6 +263,8 @@ def test_helpers_are_elsewhere_and_not_behind_the_same_router() -> None:
         ("127.0.0.1", "192.168.1.5", False),
         ("127.0.0.1", "127.0.0.1", True),
         ("fe80::1", "2001:db8::1", False),
+        *((ip, "203.0.113.5", False) for ip in ("0.0.0.0", "::", "::ffff:0.0.0.0")),  # this machine
+        *((ip, "203.0.113.5", False) for ip in ("224.0.0.1", "ff0e::1", "255.255.255.255")),
         ("gpu.example.org", "127.0.0.1", False),  # nobody has us ask a resolver either
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,19 @@ from atoll.peer.net.link import ControlLink
 from atoll.peer.net.punched import PunchedSocket, is_punched, met_ip_of
 from atoll.peer.net.wire import decode, encode
 from atoll.peer.punch.course import MEET_S
-from atoll.peer.punch.messages import OBSERVE_FIRST_BYTE, Observed
+from atoll.peer.punch.messages import (
+    OBSERVE_FIRST_BYTE,
+    TOKEN_BYTES,
+    ObserveAsked,
+    Observed,
+)
 from atoll.peer.punch.pairs import PairState
-from atoll.peer.punch.service import Observer, PunchService
+from atoll.peer.punch.service import (
+    OBSERVED_PER_PEER_MAX,
+    TOKENS_MAX,
+    Observer,
+    PunchService,
+)
 
 A, B, FIRST, SECOND = (bytes((number,)) * 32 for number in range(4))
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -67,7 +78,7 @@ class End:
     def send_on(self, link: ControlLink, msg: object) -> bool:
         return self.bus.send(self, link.peer_id, msg)
 
-    def adopt(self, sock: PunchedSocket) -> None:
+    def adopt(self, sock: PunchedSocket, peer: bytes) -> None:
         self.adopted.put_nowait(sock)
 
     def log(self, line: str) -> None:
@@ -188,6 +199,21 @@ def test_a_symmetric_router_at_either_end_is_said_once_and_not_tried_again() -> 
     with_ends(work, observers=2)
 
 
+def test_whoever_would_ask_and_has_a_symmetric_router_says_so_to_the_other_end() -> None:
+    async def work(bus: Bus, one: End, other: End) -> None:
+        bus.ends[SECOND].port_shift = 1
+        for _ in range(2):
+            with pytest.raises(OSError, match="another port"):
+                await one.service.open(B)
+        await asyncio.sleep(0)
+        assert other.service.state(A) is PairState.HOPELESS
+        assert len(other.lines) == 1
+        assert "no direct connection to" in other.lines[0]
+        assert "its router gives each connection another port" in other.lines[0]
+
+    with_ends(work, observers=2)
+
+
 def test_who_names_another_address_than_it_comes_from_is_not_dialled() -> None:
     async def work(bus: Bus, one: End, other: End) -> None:
         one.stated_ip = "127.0.0.9"
@@ -237,5 +263,28 @@ def test_an_end_that_does_not_come_is_given_up() -> None:
         assert not one.lines, "nothing is known of the routers"
         assert not one.service.may_try(B)
         assert one.service.state(B) is PairState.UNTRIED
+
+    with_ends(work)
+
+
+def test_nobody_takes_all_places_of_an_observer() -> None:
+    """Whoever brings its tokens and stays holds connections, and others are observed still."""
+
+    async def work(bus: Bus, one: End, other: End) -> None:
+        observer, at = bus.ends[FIRST], one.watched[0]
+        asked = [ObserveAsked(n, n.to_bytes(TOKEN_BYTES, "big")) for n in range(TOKENS_MAX)]
+        with contextlib.ExitStack() as held:
+            for question in asked:
+                observer.service.on_message(observer.link(A), question)
+                if question.token not in observer.service._tokens:
+                    break
+                sock = held.enter_context(socket.create_connection((at.ip, at.port)))
+                sock.sendall(bytes((OBSERVE_FIRST_BYTE,)) + question.token)
+                while question.token in observer.service._tokens:  # noqa: ASYNC110  # nobody tells
+                    await asyncio.sleep(0.001)
+            assert len(observer.service._held) == OBSERVED_PER_PEER_MAX
+            question = ObserveAsked(1, b"t" * TOKEN_BYTES)
+            observer.service.on_message(observer.link(B), question)
+            assert question.token in observer.service._tokens
 
     with_ends(work)

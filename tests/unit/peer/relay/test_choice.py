@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.relay.choice import FAULT_S, FAULTS_MAX, RelayChoice
+from atoll.peer.relay.choice import FAULT_S, FAULTS_MAX, FAULTS_PER_PEER_MAX, RelayChoice
 from atoll.peer.relay.silences import SILENT_LOOKS, Silences
 
 A, B = (name.encode() * 32 for name in "ab")
@@ -54,8 +54,19 @@ def test_faults_that_are_remembered_are_bounded() -> None:
     choice = RelayChoice(A)
     for number in range(2 * FAULTS_MAX):
         choice.blame(number.to_bytes(32, "big"), 0.0)
+        choice.blame(A, 0.0, number.to_bytes(32, "big"))
     assert not choice.is_faulty(bytes(32), B, 1.0)
-    assert len(choice._faulty_until_s) == FAULTS_MAX
+    assert len(choice._seen_until_s) == len(choice._heard_until_s) == FAULTS_MAX
+
+
+def test_a_peer_that_blames_everybody_makes_nobody_forget_what_was_seen() -> None:
+    choice, bad = RelayChoice(A), b"r" * 32
+    assert choice.blame(bad, 0.0)
+    others = [number.to_bytes(32, "big") for number in range(2 * FAULTS_MAX)]
+    news = [choice.blame(other, 1.0, B) for other in others]
+    assert sum(news) == FAULTS_PER_PEER_MAX, "the rest is not even written down"
+    assert choice.is_faulty(bad, B, 2.0)
+    assert choice.blame(others[-1], 1.0 + FAULT_S, B), "once these are over"
 
 
 # ---------------------------------------------------------------- silences

@@ -11,6 +11,7 @@ from atoll.peer.relay.circuits import (
     BULK_PER_PAIR_MAX,
     CIRCUIT_TRANSITIONS,
     CONTROL_PER_PAIR_MAX,
+    JOINERS_MAX,
     PER_JOINER_MAX,
     PER_PEER_MAX,
     TOTAL_MAX,
@@ -24,8 +25,8 @@ from atoll.peer.relay.messages import TOKEN_S
 A, B, C = (name.encode() * 32 for name in "abc")
 
 
-def asked(table: CircuitTable, *, bulk: bool = False, is_member: bool = True) -> Circuit:
-    circuit = table.ask(A, B, 0.0, bulk=bulk, is_member=is_member)
+def asked(table: CircuitTable, *, bulk: bool = False, joiners: tuple[bytes, ...] = ()) -> Circuit:
+    circuit = table.ask(A, B, 0.0, bulk=bulk, joiners=joiners)
     assert isinstance(circuit, Circuit)
     return circuit
 
@@ -75,46 +76,65 @@ def test_a_token_that_is_too_old_is_no_good_before_anybody_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bulk", "is_member", "most"),
+    ("bulk", "joiners", "most"),
     [
-        (False, True, CONTROL_PER_PAIR_MAX),
-        (True, True, BULK_PER_PAIR_MAX),
-        (True, False, PER_JOINER_MAX),
+        (False, (), CONTROL_PER_PAIR_MAX),
+        (True, (), BULK_PER_PAIR_MAX),
+        (True, (A,), PER_JOINER_MAX),
+        (True, (B,), PER_JOINER_MAX),
     ],
 )
 def test_a_pair_has_so_many_circuits_and_those_that_end_make_room(
-    bulk: bool, is_member: bool, most: int
+    bulk: bool, joiners: tuple[bytes, ...], most: int
 ) -> None:
     table = CircuitTable()
     for _ in range(most):
-        last = asked(table, bulk=bulk, is_member=is_member)
-    refusal = table.ask(B, A, 0.0, bulk=bulk, is_member=is_member)  # the pair, whoever asks
+        last = asked(table, bulk=bulk, joiners=joiners)
+    refusal = table.ask(B, A, 0.0, bulk=bulk, joiners=joiners)  # the pair, whoever asks
     assert isinstance(refusal, str)
     assert str(most) in refusal
     assert table.end(last)
     assert not table.end(last), "it has ended"
-    asked(table, bulk=bulk, is_member=is_member)
+    asked(table, bulk=bulk, joiners=joiners)
 
 
 def test_a_peer_and_a_relay_have_so_many() -> None:
     table = CircuitTable()
     others = (number.to_bytes(32, "big") for number in itertools.count())
     for peer in itertools.islice(others, PER_PEER_MAX):
-        assert isinstance(table.ask(A, peer, 0.0, bulk=False, is_member=True), Circuit)
-    assert "one peer" in str(table.ask(A, C, 0.0, bulk=False, is_member=True))
+        assert isinstance(table.ask(A, peer, 0.0, bulk=False), Circuit)
+    assert "one peer" in str(table.ask(A, C, 0.0, bulk=False))
     while len(table) < TOTAL_MAX:
-        table.ask(next(others), next(others), 0.0, bulk=False, is_member=True)
-    refusal = table.ask(next(others), next(others), 0.0, bulk=False, is_member=True)
+        table.ask(next(others), next(others), 0.0, bulk=False)
+    refusal = table.ask(next(others), next(others), 0.0, bulk=False)
     assert refusal == f"the relay carries {TOTAL_MAX} circuits already"
 
 
+def test_somebody_joins_a_member_that_has_many_circuits() -> None:
+    table, joiner = CircuitTable(), b"j" * 32
+    for number in range(2 * PER_JOINER_MAX):
+        table.ask(A, number.to_bytes(32, "big"), 0.0, bulk=True)
+    assert isinstance(table.ask(joiner, A, 0.0, bulk=False, joiners=(joiner,)), Circuit)
+
+
+def test_those_that_join_take_no_place_of_members() -> None:
+    table = CircuitTable()
+    joiners = [number.to_bytes(32, "big") for number in range(JOINERS_MAX)]
+    for joiner in joiners:
+        assert isinstance(table.ask(joiner, A, 0.0, bulk=False, joiners=joiners), Circuit)
+    refusal = table.ask(C, A, 0.0, bulk=False, joiners=(*joiners, C))
+    assert refusal == f"the relay carries {JOINERS_MAX} circuits of peers that join already"
+    assert isinstance(table.ask(B, A, 0.0, bulk=False, joiners=joiners), Circuit)
+    assert isinstance(table.ask(C, A, 0.0, bulk=False, joiners=(*joiners[1:], C)), Circuit), "in"
+
+
 def test_nobody_has_a_circuit_to_itself() -> None:
-    assert isinstance(CircuitTable().ask(A, A, 0.0, bulk=False, is_member=True), str)
+    assert isinstance(CircuitTable().ask(A, A, 0.0, bulk=False), str)
 
 
 def test_those_of_one_peer_are_found() -> None:
     table = CircuitTable()
     one = asked(table)
-    other = table.ask(B, C, 0.0, bulk=True, is_member=True)
+    other = table.ask(B, C, 0.0, bulk=True)
     assert table.of(A) == [one]
     assert table.of(B) == [one, other]

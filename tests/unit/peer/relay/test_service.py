@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import contextlib
+import socket
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from atoll.collectives.errors import ConnectError
-from atoll.peer.net.relayed import Route, parse_route
+from atoll.collectives.schedule.plan import STREAMS_MAX
+from atoll.peer.membership.view import short
+from atoll.peer.net.connection_limits import FAILURES_FREE, PendingConnection, origin_of
+from atoll.peer.net.link import ControlLink
+from atoll.peer.net.punched import meeting
+from atoll.peer.net.reach import ReachLinks, ReachService
+from atoll.peer.net.reach_messages import UNABLE, DialBack, DialledBack
+from atoll.peer.net.relayed import Route, parse_route, shown
 from atoll.peer.net.wire import message
+from atoll.peer.relay import offers
 from atoll.peer.relay.circuits import PER_JOINER_MAX
 from atoll.peer.relay.messages import CircuitAsked, CircuitFault, CircuitOffered
+from atoll.peer.relay.offers import FAILURES_MAX, PER_RELAY_MAX
+from atoll.peer.relay.splicer import Splicer
 from atoll.peer.streams.keys import CIPHER_NONE, CIPHERS
 
 if TYPE_CHECKING:
@@ -56,6 +69,14 @@ async def starred(
 
 def route(relay: Node, peer: Node) -> str:
     return str(Route(relay.id, peer.id))
+
+
+async def established(node: Node, other: Node) -> ControlLink:
+    """Return the control link of a node to another one, once it is there."""
+    await node.until(lambda: node.host.link_of(other.id))
+    link = node.host.link_of(other.id)
+    assert link is not None
+    return link
 
 
 def test_a_route_is_an_address_of_its_own() -> None:
@@ -126,6 +147,18 @@ def test_a_relay_without_a_rate_carries_no_data_and_says_so(net: Net) -> None:
     net.run(scenario())
 
 
+def test_what_is_refused_through_a_relay_names_the_ends_for_people(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        with pytest.raises(ConnectError, match="needs a control link first") as raised:
+            await a.host.call_tls(b.id, route(relay, b))
+        assert f"{short(b.id)} through relay {short(relay.id)}" in raised.value.what
+        assert "relay:" not in raised.value.what
+        assert shown(meeting(b.id)) == f"{short(b.id)} from both sides at once"
+
+    net.run(scenario())
+
+
 def test_a_relay_denies_what_leads_to_nobody_it_knows(net: Net) -> None:
     async def scenario() -> None:
         relay, a = await starred(net, "a")
@@ -148,6 +181,64 @@ def test_whoever_is_no_member_yet_gets_few_circuits(net: Net) -> None:
         assert "8 circuits of one peer" in relay.host.relay._grant(
             link, CircuitAsked(9, a.id, True)
         )
+
+    net.run(scenario())
+
+
+def test_nobody_dials_an_address_that_a_relay_states(net: Net) -> None:
+    """It could state any, and have the machines around this one tried."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        port = int((await a.listen()).rpartition(":")[2])
+        reached = await a.host.ask_reach(b.id, route(relay, b), port)
+        assert (reached.observed, reached.answers) == ("127.0.0.1", ())
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        link = await established(b, a)
+        dial = DialBack(1, a.id, 1, "127.0.0.1", port)
+        said: list[object] = []
+        links = SimpleNamespace(send=lambda _, msg: said.append(msg), attempt=b.host.attempt)
+        assert ReachService(cast(ReachLinks, links)).on_message(link, dial)
+        assert said == [DialledBack(1, UNABLE, 0.0)]
+
+    net.run(scenario())
+
+
+@pytest.mark.parametrize("ip", ["", "router.example", "127.0.0.1:1", "1.2.3"])
+def test_what_a_relay_states_is_an_address_or_nothing_comes_of_it(ip: str, net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        (await established(relay, b)).remote_ip = ip
+        with pytest.raises(ConnectError, match="states no address of the peer"):
+            await a.host.dial(route(relay, b), expect_peer=b.id)
+        (await established(relay, b)).remote_ip = "127.0.0.1"
+        (await established(relay, a)).remote_ip = ip
+        with pytest.raises(ConnectError):
+            await a.host.dial(route(relay, b), expect_peer=b.id)
+        await b.until(lambda: any("states no address of the peer" in line for line in b.logs))
+
+    net.run(scenario())
+
+
+def test_a_relay_notices_an_end_that_is_gone_without_a_word(net: Net) -> None:
+    """By the kernel's keepalive: else its circuit takes a place of the pair for ever."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        ends: list[socket.socket] = []
+        splicer = SimpleNamespace(
+            add=lambda _, one, two, pair, bulk: ends.extend((one, two)),
+            close=lambda: [end.close() for end in ends],
+        )
+        relay.host.relay._splicer = cast(Splicer, splicer)
+        dial = asyncio.ensure_future(a.host.dial(route(relay, b), expect_peer=b.id))
+        async with asyncio.timeout(PATIENCE_S):
+            while not ends:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+        for end in ends:
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        dial.cancel()
 
     net.run(scenario())
 
@@ -228,6 +319,100 @@ def test_an_offer_that_leads_nowhere_is_logged_and_forgotten(net: Net) -> None:
         relay, a = await starred(net, "a")
         relay.host.send(a.id, CircuitOffered(bytes(32), b"x" * 32, "192.0.2.1"))
         await a.until(lambda: any("no circuit to" in line for line in a.logs))
+
+    net.run(scenario())
+
+
+def test_a_relay_of_two_address_families_is_dialled_where_it_comes_from(net: Net) -> None:
+    """It advertises one address, which a machine of the other family cannot dial."""
+
+    async def scenario() -> None:
+        relay, b = await starred(net, "b")
+        relay.address = f"[2001:db8::1]:{relay.address.rpartition(':')[2]}"
+        a = net.node("a")
+        await relay.host.dial(await a.listen())
+        await established(a, relay)
+        relay.members.add(a.id)
+        a.host.known_relays = Relays(relay.id)
+        await b.host.dial(route(relay, a), expect_peer=a.id)
+        await established(a, b)
+        assert not any("no circuit" in line for line in a.logs)
+
+    net.run(scenario())
+
+
+def test_a_relay_cannot_have_a_peer_dial_as_often_as_it_likes(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address may be a third party's, and what fails must not fill the log."""
+    monkeypatch.setattr(offers, "PAUSE_S", 10 * PATIENCE_S)
+
+    async def scenario() -> None:
+        relay, a = await starred(net, "a")
+        dialled = 0
+
+        async def third_party(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal dialled
+            dialled += 1
+            writer.close()
+
+        server = await asyncio.start_server(third_party, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        (await established(a, relay)).dialled_address = f"127.0.0.1:{port}"
+        for number in range(3000):
+            relay.host.send(a.id, CircuitOffered(number.to_bytes(32, "big"), b"x" * 32, "::1"))
+        relay.host.send(a.id, RelayNote(0))
+        await a.until(lambda: a.messages)
+        for number in range(3000):
+            relay.host.send(a.id, CircuitOffered(number.to_bytes(32, "big"), b"x" * 32, "::1"))
+            await asyncio.sleep(0)
+        relay.host.send(a.id, RelayNote(1))
+        await a.until(lambda: a.messages[1:])
+        server.close()
+        await a.until(lambda: any("no circuit to" in line for line in a.logs))
+        assert 0 < dialled <= PER_RELAY_MAX + FAILURES_MAX
+        assert sum("no circuit to" in line for line in a.logs) == 1
+
+    net.run(scenario())
+
+
+def test_all_streams_of_a_round_open_at_once_and_count_for_nobody_else(net: Net) -> None:
+    """As without a relay: whoever is linked is no stranger; but no address becomes a member's."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        (await established(relay, a)).remote_ip = "192.0.2.8"
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        assert (await established(b, a)).remote_ip == "192.0.2.8"
+        assert not b.host.is_member_ip("192.0.2.8")
+        streams = await asyncio.gather(*(a.host.open_data(b.id, "") for _ in range(STREAMS_MAX)))
+        assert {stream.cipher for stream in streams} <= {*CIPHERS}
+        assert not any("rejected" in line for line in b.logs)
+        for stream in streams:
+            stream.close()
+
+    net.run(scenario())
+
+
+def test_what_fails_through_a_relay_turns_nobody_away_who_comes_directly(net: Net) -> None:
+    """The relay could state the address of whoever it wants to keep out."""
+
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        (await established(relay, a)).remote_ip = "192.0.2.8"
+        limiter, loop = b.host._listener._limiter, asyncio.get_running_loop()
+        for _ in range(FAILURES_FREE):
+            sock = await a.host.attempt(route(relay, b)).bare()
+            await loop.sock_sendall(sock, b"nothing of ours")
+            with contextlib.suppress(OSError):
+                assert not await loop.sock_recv(sock, 1)
+            sock.close()
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(x.in_a_row for x in limiter._failures.values()) < FAILURES_FREE:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        place = limiter.enter(origin_of("192.0.2.8"), loop.time(), of_member=False)
+        assert isinstance(place, PendingConnection)
+        limiter.leave(place)
 
     net.run(scenario())
 

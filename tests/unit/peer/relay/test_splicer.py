@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -57,13 +58,13 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def circuit(
-    made: Splicer, number: int = 1, *, bulk: bool = True
+    made: Splicer, number: int = 1, *, bulk: bool = True, pair: str = ""
 ) -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a circuit."""
+    """Return both ends of a circuit; each is of another pair unless it is named."""
     (one, in_one), (two, in_two) = tcp_pair(), tcp_pair()
     for sock in (in_one, in_two):
         sock.setblocking(False)
-    made.add(number, in_one, in_two, bulk=bulk)
+    made.add(number, in_one, in_two, pair or number, bulk=bulk)
     return one, two
 
 
@@ -146,6 +147,28 @@ def test_a_bulk_circuit_that_is_idle_ends_and_a_control_circuit_stays(
             assert four.recv(1) == b"x"
 
 
+def test_a_pair_has_one_control_rate_however_many_circuits_it_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else whoever opens one after the other has its data carried by relays without --relay."""
+    monkeypatch.setattr(splicer, "CONTROL_BURST_BYTES", 20_000)
+    monkeypatch.setattr(splicer, "CONTROL_BYTES_PER_S", 0.0)
+    with spliced() as (made, report):
+        for number in range(3):
+            one, two = circuit(made, number, bulk=False, pair="pair")
+            with one, two:
+                two.settimeout(0.3)
+                one.sendall(bytes(15_000))
+                with contextlib.suppress(TimeoutError):
+                    while two.recv(1 << 16):
+                        pass
+        assert 20_000 - splicer.TAKEN_BYTES_MIN <= report.carried <= 20_000
+        one, two = circuit(made, 9, bulk=False, pair="another")
+        with one, two:
+            one.sendall(b"x")
+            assert two.recv(1) == b"x", "others have a rate of their own"
+
+
 def test_closing_ends_all_circuits_and_leaves_no_descriptor() -> None:
     before = len(os.listdir("/proc/self/fd"))
     with spliced() as (made, _):
@@ -176,5 +199,7 @@ def test_a_circuit_without_tokens_waits_and_goes_on(monkeypatch: pytest.MonkeyPa
     with spliced(100_000.0) as (made, _):
         one, two = circuit(made)
         with one, two:
+            began_s = time.monotonic()
             threading.Thread(target=lambda: (one.sendall(data), one.close())).start()
             assert read_all(two) == data
+            assert time.monotonic() - began_s > 0.9 * (len(data) - 10_000) / 100_000.0
