@@ -542,6 +542,10 @@ class Daemon:
     def linked_life(self, peer: bytes) -> int:
         return self.host.linked_life(peer)
 
+    def is_relayed(self, peer: bytes) -> bool:
+        link = self.host.link_of(peer)
+        return link is not None and bool(link.relay)
+
     def is_local(self, peer: bytes) -> bool:
         return self.host.is_local(peer)
 

@@ -132,6 +132,9 @@ class AuditPort(Messenger, Protocol):
     def linked_life(self, peer: bytes, /) -> int:
         """Return to which process of a peer there is a control link; -1 without one."""
 
+    def is_relayed(self, peer: bytes, /) -> bool:
+        """Return whether the link to a peer leads through a third one."""
+
     def convict(self, evidence: Evidence, /) -> None:
         """Take evidence that was found here."""
 

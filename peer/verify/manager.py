@@ -318,11 +318,21 @@ class AuditManager:
         self._ticking = None
         attempts = list(self._attempts.values())
         for attempt in attempts:
+            self._excuse_relayed(attempt)
             attempt.tick()
         if self._computing or any(each.audit.is_patient for each in attempts):
             self.progress += 1
         if self._computing or self._attempts:
             self._tick_soon()
+
+    def _excuse_relayed(self, attempt: AuditedAttempt) -> None:
+        """Say of nobody that it withholds anything who is heard through a relay only.
+
+        A relay that holds back what one peer says would have all others call that peer silent.
+        """
+        for peer in attempt.terms.participants:
+            if self.daemon.is_relayed(peer):
+                attempt.audit.link_lost(peer)
 
     def spawn(self, work: Any) -> None:
         task = self._loop.create_task(work)

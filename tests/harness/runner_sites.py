@@ -54,6 +54,7 @@ class Site:
                 note=self._note,
                 life=lambda: 0,
                 linked_life=lambda peer: 0,
+                is_relayed=lambda peer: False,
             ),
         )
         self.executor = RoundExecutor(

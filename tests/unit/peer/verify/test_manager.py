@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 from simulation.audit_options import Key
 
+from atoll.peer.verify.attempt_audit import ELEMENTS_PER_S, SILENCE_S
 from atoll.peer.verify.evidence import Evidence
 from atoll.peer.verify.manager import AuditedAttempt, AuditManager
 from atoll.peer.verify.statement import (
@@ -18,6 +19,8 @@ from atoll.peer.verify.statement import (
     SignedStatement,
     Statement,
     StatementPhase,
+    Withholding,
+    body_of,
 )
 from atoll.peer.verify.terms import AuditTerms
 
@@ -35,6 +38,7 @@ class Site:
         self.sent: list[tuple[bytes, object]] = []
         self.convicted: list[Evidence] = []
         self.failed: list[tuple[bytes, ...]] = []
+        self.relayed: set[bytes] = set()
         self.host = AuditManager(
             ME.me,
             ME,
@@ -44,6 +48,7 @@ class Site:
                 note=lambda kind, text: None,
                 life=lambda: 0,
                 linked_life=lambda peer: 0,
+                is_relayed=self.relayed.__contains__,
             ),
         )
 
@@ -99,6 +104,26 @@ def test_an_attempt_that_failed_still_sees_who_lies() -> None:
         site.host.on_message(LIAR.me, garbage(StatementPhase.ELIMINATE))
         assert len(site.convicted) == 2
         assert len(site.failed) == 1
+
+    play(act)
+
+
+def test_who_is_heard_through_a_relay_only_is_never_said_to_withhold() -> None:
+    """The relay may hold it back, from everybody."""
+    late = SILENCE_S + 1 + TERMS.elements / ELEMENTS_PER_S
+    through_a_relay, directly = KEYS[1].me, KEYS[2].me
+
+    def act(site: Site) -> None:
+        attempt = site.begin()
+        site.relayed.add(through_a_relay)
+        site.sent.clear()
+        site.host._tick()
+        attempt.audit.tick(site.host.now_s + late)
+        attempt.pump()
+        told = [each for _, each in site.sent if isinstance(each, SignedStatement)]
+        bodies = [body_of(each.statement) for each in told]
+        missed = {body.peer for body in bodies if isinstance(body, Withholding)}
+        assert missed == {directly}
 
     play(act)
 
