@@ -96,6 +96,7 @@ class Admission:
         self._timing = timing
         self._emit = emit
         self.joiners: dict[bytes, Joiner] = {}
+        self._since_s: float | None = None  # when this view was first looked at
         self.leaving: set[bytes] = set()
         self.addresses: dict[bytes, str] = {}  # that linked peers advertise now
         self._min_trainers = view.rules.min_trainers  # what members ask for, the last of them
@@ -341,6 +342,8 @@ class Admission:
 
         None as well while nobody can take over. ``spared``: who is not voted out for its silence.
         """
+        if self._since_s is None:
+            self._since_s = now_s
         bans = self._own.bans.due(self.view, alive)
         gone = self._roster.removable(now_s).difference(spared) | self.leaving
         other_rules = self._min_trainers != self.view.rules.min_trainers
@@ -360,6 +363,7 @@ class Admission:
             if (m.peer not in gone and m.peer not in back)
             or (m.peer == self.me and self.me not in self.leaving)
         ]
+        admit = admit and now_s - self._since_s >= self._timing.admit_s
         able = (x for p, x in self.joiners.items() if admit and p not in out)
         ready = [x.member for x in able if self.has_caught_up(x)]
         room = min(max(1, len(kept) - 1), MEMBERS_MAX - len(kept))

@@ -107,6 +107,8 @@ class Node:
         self.heartbeats = Heartbeats(
             here, self.follower, self.joining, self.callers, self.signatures
         )
+        # Whom which view was told last, and when: of linked peers.
+        self._views_told: dict[bytes, tuple[tuple[bytes, int], float]] = {}
         self._deadline_s: float | None = 0.0  # when we want to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
@@ -570,16 +572,18 @@ class Node:
     def _on_link_up(self, event: ev.LinkUp) -> None:
         here = self._here
         here.linked.add(event.peer)
+        self._views_told.pop(event.peer, None)
         here.refused.discard(event.peer)
         here.srtt_s[event.peer] = event.srtt_s
         here.linked_to(event.peer, event.life, self.follower.round)
         here.addresses[event.peer] = event.address
         self.heartbeats.soon()
-        self.joining.soon()
+        self.joining.linked(event.peer)
         self.bootstrap.soon()
 
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self._here.linked.discard(event.peer)
+        self._views_told.pop(event.peer, None)
         self._here.machines.answered(event.peer, float("-inf"))
         self._here.srtt_s.pop(event.peer, None)
         self._here.addresses.pop(event.peer, None)
@@ -720,7 +724,8 @@ class Node:
         if view is None or message.lineage != view.lineage:
             return False
         if message.view < view.number:
-            self._tell_view(source, message.view)
+            if type(message) is not ms.Accepted:  # it hears that from all voters, as we did
+                self._tell_view(source, message.view)
         elif message.view > view.number:
             self._here.emit(ev.Send(source, ms.ProbeView(view.lineage, view.number)))
         return message.view == view.number
@@ -731,9 +736,13 @@ class Node:
         It believes bans only if voters that it knows have decided them, so it is led through the
         views that it has missed.
         """
-        view = self._here.view
+        view, now_s = self._here.view, self._here.now_s
         if view is None or view.number == 0 or peer == self._here.me.peer:
             return
+        told, told_s = self._views_told.get(peer, (None, 0.0))
+        if told == (view.lineage, view.number) and now_s - told_s < self._here.timing.heartbeat_s:
+            return  # what it says late was said before it had heard
+        self._views_told[peer] = (view.lineage, view.number), now_s
         if view.banned and its_view is not None:
             for install in self._entered:
                 before = install.decided
@@ -860,6 +869,7 @@ class Node:
             return
         named = view.member(source)
         if named is not None and named.inc >= join.member.inc:
+            self._views_told.pop(source, None)
             self._tell_view(source)  # INSTALL was lost, or an older life must hear that it is over
             return
         if named is not None:

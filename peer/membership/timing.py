@@ -10,6 +10,12 @@ from dataclasses import dataclass, replace
 
 BEATS_IN_FAILURE = 4  # chances to be heard within the failure limit
 MEMBERS_BEAT_FAST = 64  # in larger views a coordinator hears each member half as often
+# Each view is sent to every member by every other one: where there are so many, newcomers that come
+# together enter together.
+MEMBERS_ADMIT_AT_ONCE = 8
+ADMIT_S = 1.0
+# What is repeated to all is answered by all: no sooner than a busy machine gets round to it.
+REPEAT_PER_MEMBER_S = 0.008
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +43,7 @@ class Timing:
     callers_s: float = 20.0  # a new coordinator lasts so long, whoever calls at other members
     lost_s: float = 5.0  # nobody alive holds the base: how long to hope
     join_retry_s: float = 0.5  # a joiner repeats JOIN: views and coordinators change under it
+    admit_s: float = 0.0  # a view that only lets newcomers in comes so long after the one before
     joiner_stall_s: float = 60.0  # a joiner without progress makes room: a donor that reduces may
     # send it a chunk at 5 % of a slow link
     behind_s: float = 5.0  # a member with a trainer that is behind for so long gets a boundary held
@@ -79,7 +86,8 @@ class Timing:
             failure_s=failure_s,
             gather_s=max(self.gather_s, 1.5 * srtt_s),
             stagger_s=max(self.stagger_s, srtt_s),
-            repeat_s=max(self.repeat_s, srtt_s),
+            repeat_s=max(self.repeat_s, srtt_s, REPEAT_PER_MEMBER_S * members),
+            admit_s=ADMIT_S if members > MEMBERS_ADMIT_AT_ONCE else self.admit_s,
             kept_s=max(self.kept_s, 2 * srtt_s),
             ballot_retry_s=max(self.ballot_retry_s, 8 * srtt_s),
             repair_s=max(self.repair_s, 4 * srtt_s),
