@@ -446,7 +446,9 @@ class Reconnector:
             return
         elif old.relay:
             by = f"relay {short(old.relay)}"
-            self._host.log(f"{who} can be dialled at {address}, and is linked no longer through {by}")
+            self._host.log(
+                f"{who} can be dialled at {address}, and is linked no longer through {by}"
+            )
         elif old.is_punched:
             self._host.log(f"{who} can be dialled at {address}: no punched connection is needed")
         else:

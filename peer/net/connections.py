@@ -708,6 +708,8 @@ class ConnectionManager:
         if link.relay and link.is_damaged:
             what = f"a control link to {short(peer_id)} broke: {why}"
             self.blame_relay(link.relay, what)
+        if link.relay:  # else it reads as if the other end had gone
+            why = f"{why} (it led through relay {short(link.relay)})"
         if self._standby.get(peer_id) is link:
             del self._standby[peer_id]
         if self._links.get(peer_id) is link:
