@@ -430,6 +430,8 @@ def _start(
             fix="leave --checkpoint out here, and give it to the others",
         )
     listen_host, listen_port = _listen_address(parsed.listen)
+    if ":" in (parsed.advertise or "").rpartition("]")[2]:
+        parse_address(parsed.advertise)  # a wrong one is said before anything has begun
     proxy = given_proxy(parsed)
     options = DaemonOptions(
         run=run,
