@@ -179,7 +179,8 @@ def add_founding_options(up: argparse.ArgumentParser) -> None:
         metavar="N",
         help="no round begins with fewer trainers; default: what the training script says, else 1",
     )
-    rules.add_argument(
+    through = up.add_argument_group("a founder that cannot be dialled")
+    through.add_argument(
         "--via",
         metavar="FILE",
         help="a file with the line of a relay, a peer that can be dialled and was started with"
@@ -429,6 +430,8 @@ def _start(
             fix="leave --checkpoint out here, and give it to the others",
         )
     listen_host, listen_port = _listen_address(parsed.listen)
+    if ":" in (parsed.advertise or "").rpartition("]")[2]:
+        parse_address(parsed.advertise)  # a wrong one is said before anything has begun
     proxy = given_proxy(parsed)
     options = DaemonOptions(
         run=run,
@@ -562,7 +565,9 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     def ready() -> None:
         manager.ready()
         if options.founders or (options.found and daemon.node.view is not None):
-            told = (f"  home {home.path}", f"  {who_can_join(daemon.advertised())}", here)
+            relays = bool(options.relay_mbit)
+            joinable = who_can_join(daemon.advertised(), relays=relays)
+            told = (f"  home {home.path}", f"  {joinable}", here)
             log.begin(*_how_to_join(daemon), *told)
         else:
             daemon.tell_view(joined)

@@ -30,7 +30,9 @@ def add_lab_verb(verbs: Any) -> None:
         " host can only dial out; symmetric: and each connection leaves from a random port."
         " Options of NAT: levels=2 (a router of the provider's behind it, 100.64/10 in between),"
         " expires=SECONDS (of silence, after which a connection is forgotten), expired=drop or"
-        " reset (what becomes of its packets then), lan=N (the private network is 192.168.N.0/24).",
+        " reset (what becomes of its packets then), lan=N (the private network is 192.168.N.0/24),"
+        " hairpin=1 (of a full one: the hosts behind it reach each other only by its public"
+        " address).",
     )
     lab.add_argument("--hosts", type=int, default=4, metavar="N", help="2 to 64 (default 4)")
     lab.add_argument("--rtt-ms", type=float, default=50.0, metavar="MS", help="default 50")

@@ -56,10 +56,12 @@ from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
 from atoll.peer.membership.view import ARCHIVE, View, short
 from atoll.peer.net import byte_counts
+from atoll.peer.net.dial import greet_proxy
 from atoll.peer.net.examination import RunOutline, outline_of
 from atoll.peer.net.hello import COPIED_HOME_FIX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.invite import format_address
+from atoll.peer.net.proxy import Proxy
 from atoll.peer.net.reach_messages import ReachTold
 from atoll.peer.net.wire import name_of, wire_of
 from atoll.peer.rounds.salvage import FetchKept
@@ -170,6 +172,8 @@ class Daemon:
         if begins is None:
             self._check_joined_later()
             return
+        if self.host.proxy is not None:
+            self.spawn(self._try_proxy(self.host.proxy))
         if self.node.view is not None:
             await parts.addresses.save_view(self.node.view)  # before anybody can rely on the run
         else:
@@ -258,6 +262,13 @@ class Daemon:
                 return
             self.note("genesis", missing_founders(self.parts))
             pause_s = min(2 * pause_s, MISSING_PAUSE_MAX_S)
+
+    async def _try_proxy(self, proxy: Proxy) -> None:
+        """Say what is wrong with the proxy: a founder dials nobody, which would show it."""
+        try:
+            await greet_proxy(proxy)
+        except ConnectError as error:
+            self.note("link", f"{error.what}: until then this peer dials nobody ({error.fix})")
 
     async def _listen(self) -> None:
         options = self.parts.options

@@ -18,17 +18,26 @@ RELAY_LINE = "atoll up --run NAME --witness --relay 20"
 RELAYS_WANTED = 2
 
 
-def describe_reach(own: OwnReach, advertised: str, port: int, *, mapped: bool = False) -> str:
+def describe_reach(
+    own: OwnReach,
+    advertised: str,
+    port: int,
+    *,
+    mapped: bool = False,
+    relays: bool = False,
+    proxied: bool = False,
+) -> str:
     """Say whether others can dial this peer, how that is known, and what to do: a line or more.
 
-    ``mapped``: at ``port`` of the router, which forwards it, and all others know that.
+    ``mapped``: at ``port`` of the router, which forwards it, and all others know that. ``relays``:
+    it was started with --relay. ``proxied``: it dials through a proxy, and is dialled there.
     """
     if own.state is ReachState.UNKNOWN:
         return f"not known yet whether others can dial {advertised}: there was nobody to try it"
     if own.state is ReachState.REACHABLE:
         return _reachable(own, advertised, port, mapped)
     if own.state is ReachState.OUTBOUND:
-        return _outbound(own, port)
+        return _outbound(own, port, how_to_open(port, proxied=proxied), relays)
     return _unconfirmed(own, advertised)
 
 
@@ -51,24 +60,32 @@ def _reachable(own: OwnReach, advertised: str, port: int, mapped: bool) -> str:
     return text
 
 
-def _outbound(own: OwnReach, port: int) -> str:
+def _outbound(own: OwnReach, port: int, how: str, relays: bool) -> str:
     if own.found is None:
         return "this peer is outbound: others cannot dial it"
+    # It would be wrong to be quiet about an option that does nothing.
+    vain = ["--relay is in vain here: only a peer that can be dialled relays"] if relays else []
     where = format_address(own.found.observed, port)
     failed = [one for one in own.found.answers if one.outcome != OK]
     lines = [
         f"this peer is outbound: others cannot dial it at {where}: {dials(failed)}",
-        "It trains fully all the same: peers that can be dialled have it dial them, and it reaches"
-        " others that cannot through peers that were started with --relay MBIT. To be dialled too:"
-        f" {how_to_open(port)} ({PAGE})",
+        "It trains fully all the same: peers that can be dialled have it dial them, and it meets"
+        " others that cannot directly, where the routers of both let it, else through peers that"
+        f" were started with --relay MBIT. To be dialled too: {how} ({PAGE})",
+        *vain,
     ]
     if any(one.outcome == OTHER for one in failed):
         lines.append("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
     return "\n".join(lines)
 
 
-def how_to_open(port: int) -> str:
-    """Say what makes a machine one that others can dial."""
+def how_to_open(port: int, *, proxied: bool = False) -> str:
+    """Say what makes a machine one that others can dial; ``proxied``: that has only a proxy."""
+    if proxied:
+        return (
+            "start with --advertise HOST:PORT if an address leads here: so far others have come to"
+            " the proxy's"
+        )
     return (
         f"let TCP port {port} pass the firewall, forward it to this machine on the router, or"
         " start with --advertise HOST:PORT if another address leads here"
@@ -175,20 +192,31 @@ def founders_silent(port: int) -> str:
     )
 
 
-def who_can_join(address: str) -> str:
-    """Say at once, when a run is founded, who can join at this address, and what to do."""
+def who_can_join(address: str, *, relays: bool = False) -> str:
+    """Say at once, when a run is founded, who can join at this address, and what to do.
+
+    ``relays``: it is founded by a relay, for others that cannot be dialled.
+    """
     host, _, port = address.rpartition(":")
     kind = address_kind(host)
     if kind == LOOPBACK:
         return f"only peers on this machine can join: {host} is {WORDS[kind]}"
     if kind in WORDS:
-        return (
+        only = (
             f"only machines that have a way to {host} can join, as in one network or VPN: it is"
             f" {WORDS[kind]}. For others,"
-            f" forward TCP port {port} on the router to this machine and start with --advertise"
-            f" PUBLIC:{port}. If that cannot be done, nobody can join an outbound founder, which"
-            f" can only dial out: run `{RELAY_LINE}` on a machine that can be dialled, and here"
-            f" `atoll up --via FILE` with the line that it prints ({PAGE})"
+        )
+        if relays:
+            return (
+                f"{only} start with --advertise PUBLIC:{port}, the address at which they reach this"
+                " machine; where a router or a container's host stands before it, that has to"
+                f" forward TCP port {port}. A relay that cannot be dialled is of no use ({PAGE})"
+            )
+        return (
+            f"{only} forward TCP port {port} on the router to this machine and start with"
+            f" --advertise PUBLIC:{port}. If that cannot be done, nobody can join an outbound"
+            f" founder, which can only dial out: run `{RELAY_LINE}` on a machine that can be"
+            f" dialled, and here `atoll up --via FILE` with the line that it prints ({PAGE})"
         )
     return (
         f"not confirmed yet that others can dial {address}: whoever joins first tries it."

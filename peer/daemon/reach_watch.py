@@ -86,7 +86,8 @@ class ReachWatch:
         self._relayed = ev.Relayed()  # ... of links through relays
         self._relay = int(host.relay_bytes_per_s)
         self._told = ReachTold(False, relay=self._relay)  # ... and the others
-        self._said: object = None  # what was news last
+        self._said: object = None  # what was news last ...
+        self._said_text = ""  # ... and in which words
         self._wanting_since_s: float | None = None
         self._wanted = ""  # what was said last of relays that the run lacks
         self._has_said = False
@@ -296,19 +297,26 @@ class ReachWatch:
         news = own.state, own.at, own.why, got if own.state is ReachState.UNCONFIRMED else ()
         if news == self._said:
             return
-        self._said = news
+        text = self.describe()
+        is_same, self._said, self._said_text = text == self._said_text, news, text
+        if is_same:
+            return
         # On one machine all can dial each other: nobody asks for more than a change.
         here = address_kind(parse_address(self._node.me.address)[0]) == LOOPBACK
         if not here or own.outbound or self._has_said:
             self._has_said = True
-            for line in self.describe().split("\n"):
+            for line in text.split("\n"):
                 self._daemon.note("reach", line, state=own.state.value)
 
     def describe(self) -> str:
         """Say whether others can dial this peer, how that is known, and what to do, in lines."""
         address = self._node.me.address
         mapped = bool(self._mapped_at())
-        return describe_reach(self.own, address, self._dialled_port(), mapped=mapped)
+        port, relays = self._dialled_port(), bool(self._relay)
+        proxied = self._host.proxy is not None
+        return describe_reach(
+            self.own, address, port, mapped=mapped, relays=relays, proxied=proxied
+        )
 
     def _tell(self) -> None:
         """Tell the machine and all linked peers whether this peer is outbound, where that is news.

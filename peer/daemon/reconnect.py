@@ -46,7 +46,7 @@ SILENT_S = 1.5
 RELAY_SOON_S, RELAY_LATE_S = 0.5, 1.0
 # The peer with the smaller id asks the relay; the other one only if it has not.
 RELAY_TURN_S = 1.5
-# Whoever is reached through a relay is dialled again so often: a port may have been opened.
+# Whoever is not reached directly is dialled again so often: a port may have been opened.
 DIRECT_AGAIN_S = 60.0
 # ... of a data stream, which a round may use: later, as losses of a busy path may look like this.
 STREAM_SILENT_S = 3.0
@@ -232,7 +232,7 @@ class Reconnector:
     def _meet_at_relays(self, view: View) -> None:
         """Reach members without a link through relays, and keep a second relay for each.
 
-        Who is reached so is dialled now and then: a direct link takes the place of a relayed one.
+        Who is reached so is dialled now and then: a direct link takes the place of any other.
         """
         now_s, me = asyncio.get_running_loop().time(), self._host.peer_id
         linked = self._host.link_peers()
@@ -244,16 +244,28 @@ class Reconnector:
                 self._dial_through(peer, self._reach.relays_to(peer, bulk=False), anew=False)
         for member in others:
             link = self._host.link_of(member.peer)
-            if link is not None and me < member.peer and (link.relay or link.is_punched):
-                self._keep_second(link)
-            if link is None or not link.relay:
+            if link is None or not (link.relay or link.is_punched):
                 self._direct_again_s.pop(member.peer, None)
                 continue
-            if now_s >= self._direct_again_s.setdefault(member.peer, now_s + DIRECT_AGAIN_S):
-                self._direct_again_s[member.peer] = now_s + DIRECT_AGAIN_S
-                self.dial(
-                    member.peer, self._reach.address_of(member.peer, member.address), anew=True
-                )
+            if me < member.peer:
+                self._keep_second(link)
+            self._dial_directly(member.peer, member.address, link, now_s)
+
+    def _dial_directly(self, peer: bytes, advertised: str, link: ControlLink, now_s: float) -> None:
+        """Dial who is reached in another way: at once where nobody knows better, then seldom.
+
+        Who joins through a relay has perhaps not been dialled by anybody yet. A peer that has been
+        met through its router, and that others cannot dial, is left alone.
+        """
+        is_outbound = self._reach.is_outbound(peer)
+        if link.is_punched and is_outbound:
+            return
+        address = self._reach.address_of(peer, advertised)
+        at_once = not is_outbound and address not in self._pauses
+        first_s = now_s if at_once else now_s + DIRECT_AGAIN_S
+        if now_s >= self._direct_again_s.setdefault(peer, first_s):
+            self._direct_again_s[peer] = now_s + DIRECT_AGAIN_S
+            self.dial(peer, address, anew=True)
 
     def _keep_second(self, link: ControlLink) -> None:
         """Keep a relay as the second way to a peer that cannot be dialled."""
@@ -387,6 +399,7 @@ class Reconnector:
         self._daemon.spawn(self._dial(peer, address, anew=anew))
 
     async def _dial(self, peer: bytes | None, address: str, *, anew: bool) -> None:
+        old = self._host.link_of(peer) if peer is not None and anew else None
         try:
             found = await self._host.dial(address, expect_peer=peer, anew=anew)
         except (ConnectError, IdentityInUseError) as error:
@@ -406,7 +419,7 @@ class Reconnector:
                 # Who joins is told of a coordinator, which may be one that nobody can dial.
                 self._dial_through(peer, self._reach.relays_to(peer, bulk=False), anew=False)
             return
-        self._say_replaced(found, address, anew=anew)
+        self._say_replaced(found, address, old)
         self._failed.pop(address, None)
         self.answered(address, found)
         self._pauses.pop(address, None)
@@ -418,16 +431,28 @@ class Reconnector:
         if isinstance(error, ConnectError) and error.stage not in (*UNREACHED, ADMISSION, ""):
             self._reach.blame_relay(route.relay, error.what)
 
-    def _say_replaced(self, peer: bytes, address: str, *, anew: bool) -> None:
-        """Say that a link has been made that is no first one, or through whom it leads."""
-        route, link = parse_route(address), self._host.link_of(peer)
+    def _say_replaced(self, peer: bytes, address: str, old: ControlLink | None) -> None:
+        """Say that a link has been made that is no first one, or through whom it leads.
+
+        ``old``: the link that there was to a peer that was dialled anew.
+        """
+        route, link, who = parse_route(address), self._host.link_of(peer), short(peer)
         if route is not None:
             by = f"relay {short(route.relay)}"
             is_second = link is not None and link.relay != route.relay
-            what = f"{by} stands by for the connection to {short(peer)}" if is_second else ""
-            self._host.log(what or f"{by} carries the connection to {short(peer)}")
-        elif anew and parse_meeting(address) is None:
-            self._host.log(f"a new connection to {short(peer)} has replaced one, for silence")
+            what = f"{by} stands by for the connection to {who}" if is_second else ""
+            self._host.log(what or f"{by} carries the connection to {who}")
+        elif old is None or parse_meeting(address) is not None:
+            return
+        elif old.relay:
+            by = f"relay {short(old.relay)}"
+            self._host.log(
+                f"{who} can be dialled at {address}, and is linked no longer through {by}"
+            )
+        elif old.is_punched:
+            self._host.log(f"{who} can be dialled at {address}: no punched connection is needed")
+        else:
+            self._host.log(f"a new connection to {who} has replaced one, for silence")
 
     async def probe(self, peer: bytes, address: str) -> str:
         """Find out whether the peer's process is gone: "up", "refused" or "silent".

@@ -355,7 +355,7 @@ def render(status: dict[str, Any]) -> str:
     ]
     if status["reach"]["state"] != ReachState.UNKNOWN.value:
         lines.append(_line("reach", status["reach"]["text"]))
-    lines += _relay(status["relay"])
+    lines += carried(status["relay"], outbound=status["reach"]["outbound"])
     if status["policy"]:
         lines.append(_line("policy", status["policy"]))
     if status["min_trainers"] > 1:
@@ -460,15 +460,28 @@ def _learner_row(learner: dict[str, Any]) -> tuple[str, ...]:
     return (learner["peer"], learner["address"], doing, state, "")
 
 
-def _relay(relay: dict[str, Any]) -> list[str]:
-    """Say what this peer carries for others, if it carries anything or was told to."""
+def carried(relay: dict[str, Any], *, outbound: bool) -> list[str]:
+    """Say what this peer carries for others, if it carries anything or was told to.
+
+    A pair that has met directly keeps a control link through a relay, which then stands by.
+    """
     if not (relay["bytes_per_s"] or relay["circuits"]):
         return []
-    pairs = [" and ".join(one["between"]) for one in relay["circuits"] if not one["bulk"]]
-    between = f", now between {'; '.join(pairs)}" if pairs else ""
+    if outbound and not relay["circuits"]:
+        return [_line("relay", "nothing, because others cannot dial this peer")]
+    data, links = _pairs(relay, bulk=True), _pairs(relay, bulk=False)
     mbit = relay["bytes_per_s"] * 8 / 1e6
-    most = f"up to {mbit:g} Mbit/s of others' data" if mbit else "others' control links"
-    return [_line("relay", f"{most}{between}; {size(relay['carried_bytes'])} so far")]
+    said = [f"up to {mbit:g} Mbit/s of others' data"] if mbit else []
+    if mbit and data:
+        said[0] += f", now between {data}"
+    if links:
+        said.append(f"control links, or their reserve, between {links}")
+    return [_line("relay", f"{'; '.join(said)}; {size(relay['carried_bytes'])} carried so far")]
+
+
+def _pairs(relay: dict[str, Any], *, bulk: bool) -> str:
+    """Name the pairs that data streams, or else control links, lead between through this peer."""
+    return ", ".join(" and ".join(c["between"]) for c in relay["circuits"] if c["bulk"] == bulk)
 
 
 def _trainer(status: dict[str, Any]) -> list[str]:

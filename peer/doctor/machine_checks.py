@@ -25,6 +25,8 @@ from atoll.peer.net.address_kind import (
     address_kind,
 )
 
+# A witness that is asked holds no state, and cannot tell this from a run before its first round.
+NO_MODEL: Final = "the member that was asked knows of no model"
 # A daemon writes its identity, its life's number, its run and a certificate: some KiB each.
 HOME_BYTES_MIN: Final = 1 << 20
 # Evidence against a peer is kept in the home, and one piece of it has up to 80 MiB.
@@ -145,7 +147,11 @@ def listen(facts: Facts) -> Diagnosis:
     """Tell whether the port that a daemon would listen on is free."""
     machine = facts.machine
     if not machine.port_problem:
-        return ok(f"{machine.listen} is free", machine.listen)
+        is_any = machine.listen.rpartition(":")[2] == "0"
+        what = (
+            "port 0: each start takes one that is free" if is_any else f"{machine.listen} is free"
+        )
+        return ok(what, machine.listen)
     if machine.home.daemon:
         return ok(f"{machine.listen} is taken, and this home's daemon runs", machine.listen)
     return fail(machine.port_problem, machine.port_fix, machine.listen)
@@ -175,7 +181,7 @@ def memory_room(facts: Facts) -> Diagnosis:
         return skipped("this system does not tell how much memory is free")
     what = f"{memory(free)} are free"
     if needs is None:
-        why = "the run has no model yet" if facts.run and facts.run.answer else "no run was asked"
+        why = NO_MODEL if facts.run and facts.run.answer else "no run was asked"
         return ok(f"{what}; what a model takes is not known: {why} (--params N)", free)
     daemon = needs.daemon_bytes + DAEMON_BASE_BYTES
     training = 0 if machine.gpu.names else TRAINING_BYTES * needs.elements

@@ -19,7 +19,7 @@ from atoll.peer.doctor.facts import (
     skipped,
     warn,
 )
-from atoll.peer.doctor.machine_checks import parameters
+from atoll.peer.doctor.machine_checks import NO_MODEL, parameters
 from atoll.peer.membership.view import short
 
 # The stages of a dial, in order, by the names that errors have (net/dial.py), and their lines.
@@ -134,7 +134,7 @@ def model(facts: Facts) -> Diagnosis:
     if answer is None:
         return without
     if not answer.elements:
-        return ok("the run has no model yet: its first trainer brings one", None)
+        return ok(f"{NO_MODEL}: the first trainer brings one, and a witness holds none", None)
     value = {
         "parameters": answer.elements,
         "state_bytes": answer.state_bytes,
@@ -183,11 +183,18 @@ def dial_back(facts: Facts) -> Diagnosis:
     if answer is None:
         return without
     port = int(facts.machine.listen.rpartition(":")[2])
-    return dial_back_line(run.dialled, run.not_dialled, port)
+    if not port:
+        return skipped("port 0 is another one at each start, which nobody can forward")
+    return dial_back_line(run.dialled, run.not_dialled, port, proxied=bool(run.proxy))
 
 
-def dial_back_line(dialled: DialledBy | None, why_not: str, port: int) -> Diagnosis:
-    """Judge by what members came to, as a daemon does once it runs (daemon/reachability.py)."""
+def dial_back_line(
+    dialled: DialledBy | None, why_not: str, port: int, *, proxied: bool = False
+) -> Diagnosis:
+    """Judge by what members came to, as a daemon does once it runs (daemon/reachability.py).
+
+    ``proxied``: this machine dials through a proxy, at whose address it is dialled.
+    """
     if dialled is None:
         return skipped(why_not)
     found, shown = judge_answers(dialled, leads_here=True), dials(dialled.answers)
@@ -202,7 +209,7 @@ def dial_back_line(dialled: DialledBy | None, why_not: str, port: int) -> Diagno
         return warn(f"{what} is there to try it", fix, value)
     fix = "none is needed: it trains all the same, as an outbound peer. To be dialled, too:"
     what = f"others cannot dial port {port} here: {shown}"
-    return warn(what, f"{fix} {how_to_open(port)}", value)
+    return warn(what, f"{fix} {how_to_open(port, proxied=proxied)}", value)
 
 
 def rate_up(facts: Facts) -> Diagnosis:

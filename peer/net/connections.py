@@ -528,7 +528,9 @@ class ConnectionManager:
         if old is not None and theirs.life < old.hello.life:
             what = f"life {old.hello.life} of this identity is linked, yours is {theirs.life}"
             return Refused(IdentityInUseError.code, what)
-        wanted = old is None or self._prefers_new(old, channel.relay, theirs.life, peer_id)
+        wanted = old is None or self._prefers_new(
+            old, channel.relay, theirs.life, peer_id, is_punched=channel.is_punched
+        )
         if not wanted and not (old and self._may_stand_by(old, channel.relay, peer_id)):
             return Refused(DUPLICATE, "there is a better control link between the two already")
         if len(self._links) >= LINKS_MAX:
@@ -578,10 +580,20 @@ class ConnectionManager:
             dialled_address,
         )
 
-    def _prefers_new(self, old: ControlLink, relay: bytes, life: int, dialled_by: bytes) -> bool:
+    def _prefers_new(
+        self,
+        old: ControlLink,
+        relay: bytes,
+        life: int,
+        dialled_by: bytes,
+        *,
+        is_punched: bool = False,
+    ) -> bool:
         """Return whether a new link to ``old``'s peer takes its place; both sides decide alike.
 
-        ``relay``: through whom the new one leads, b"" if it is direct.
+        ``relay``: through whom the new one leads, b"" if it is direct. One that a peer was dialled
+        for is better than a punched one, which its routers may forget, and which tells nobody that
+        the other end can be dialled.
         """
         if life != old.hello.life:
             return life > old.hello.life
@@ -589,6 +601,8 @@ class ConnectionManager:
             return not relay
         if relay != old.relay:
             return False  # it stands by
+        if is_punched != old.is_punched:
+            return not is_punched
         if dialled_by == old.dialled_by:
             return True  # who dials again has lost the old one
         age_s = asyncio.get_running_loop().time() - old.since_s
@@ -614,7 +628,9 @@ class ConnectionManager:
         """
         peer_id, life = link.peer_id, link.hello.life
         old = self._links.get(peer_id)
-        if old is not None and not self._prefers_new(old, link.relay, life, link.dialled_by):
+        if old is not None and not self._prefers_new(
+            old, link.relay, life, link.dialled_by, is_punched=link.is_punched
+        ):
             if life != old.hello.life or not self._may_stand_by(old, link.relay, link.dialled_by):
                 return False
             before = self._standby.get(peer_id)
@@ -692,6 +708,8 @@ class ConnectionManager:
         if link.relay and link.is_damaged:
             what = f"a control link to {short(peer_id)} broke: {why}"
             self.blame_relay(link.relay, what)
+        if link.relay:  # else it reads as if the other end had gone
+            why = f"{why} (it led through relay {short(link.relay)})"
         if self._standby.get(peer_id) is link:
             del self._standby[peer_id]
         if self._links.get(peer_id) is link:

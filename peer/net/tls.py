@@ -23,6 +23,7 @@ from atoll.peer.links.tcp_info import TCP_INFO_BYTES
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.hello import HELLO_BYTES_MAX, Hello, Refused
+from atoll.peer.net.punched import is_punched
 from atoll.peer.net.relayed import is_indirect, relay_of, remote_ip_of
 from atoll.peer.net.wire import FRAME_HEADER_BYTES, decode, encode, frame
 
@@ -187,6 +188,11 @@ class TlsChannel:
     def is_indirect(self) -> bool:
         """Return whether the connection leads through a relay or a proxy, and is still ours."""
         return self._sock is not None and is_indirect(self._sock)
+
+    @property
+    def is_punched(self) -> bool:
+        """Return whether both ends have dialled, because neither could dial the other."""
+        return is_punched(self._sock)
 
     def close(self) -> None:
         """Close at once. Harmless when closed or taken."""

@@ -101,13 +101,17 @@ def _title(status: dict[str, Any], now_unix_s: float) -> str:
     return f"{text}, seen by {status['peer']}"
 
 
+# How a peer that cannot be dialled is linked, by what its entry says; else it is a relay's name.
+_WAYS = {"": "outbound", "punched": "punched"}
+
+
 def _line(member: dict[str, Any], rows: Sequence[Row], status: dict[str, Any], H: int) -> PeerLine:
     you = member["peer"] == status["peer"]
     role = "coord" if member.get("coordinator") else member["role"]
     reach = "you" if you else member.get("state", "joining")
     reach = {"no connection": "no link", "connected": "linked"}.get(reach, reach)
     if member["outbound"] and reach in ("you", "linked", "joining"):
-        reach = "outbound"
+        reach = _WAYS.get(member.get("via", ""), "relayed")
     role = {"replica": "member"}.get(role, role)
     if not rows:
         number = member.get("round")

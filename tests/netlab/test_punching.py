@@ -13,6 +13,7 @@ from harness.full_rounds import ELEMENTS, assert_goes_on, assert_trains
 from harness.labnet import NAMES, LabNet
 from harness.processes import Fleet, fleet, until
 
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.lab.lab import Lab
 
 pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
@@ -123,3 +124,28 @@ def test_a_punched_connection_that_a_router_forgets_is_replaced(tmp_path: Path) 
         assert_goes_on(run, "bc")
         until(lambda: all(via(run, *pair) == "punched" for pair in both), "they have met again")
         assert_goes_on(run, "bc")
+
+
+def test_a_relay_that_comes_later_is_dialled_and_takes_over(tmp_path: Path) -> None:
+    """Whoever can be dialled is dialled, though its first links lead through a relay.
+
+    Only so can it relay: when the relay that was there first dies, the two go on over it.
+    """
+    nat = {"b": "symmetric", "c": "symmetric"}
+    with homes(tmp_path, "ad", nat, witnesses="ad") as (_, run):
+        run.form("abc")
+        until(lambda: via(run, "b", "c") == "a", "b and c meet at a", *run.peers.values())
+        ask(run.peers["a"].home, "handover", peer=run.peers["b"].status()["peer"])
+        until(lambda: run.coordinator == "b", "b leads, to whom d has no way but through a")
+        run.join("d")
+        run.sees("b", 4)
+        ways = [pair for one in "bc" for pair in ((one, "d"), ("d", one))]
+        until(lambda: all(via(run, *pair) == "" for pair in ways), "d is linked directly")
+        assert_trains(run, "bc", inner_s=INNER_S)
+        d, others = run.peers["d"].status()["peer"], [run.peers[name] for name in "bc"]
+        run.peers["a"].kill()
+        run.peers["a"].ends()
+        taken = f"relay {d} carries the connection to "
+        until(lambda: all(taken in peer.text for peer in others), "d takes over", *others)
+        assert_goes_on(run, "bc")
+        assert run.peers["d"].status()["relay"]["carried_bytes"] > ELEMENTS

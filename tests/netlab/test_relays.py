@@ -127,11 +127,13 @@ def test_the_relay_is_killed_in_a_round_and_another_stands_by(tmp_path: Path) ->
         assert_trains(run, "cd", inner_s=INNER_S)
         relay = via(run, "c")["d"]
         until(lambda: run.peers["c"].try_status().get("attempt"), "a round is under way")
+        names = {name: short_id(run, name) for name in "abcd"}
         run.peers[relay].kill()
         run.peers[relay].ends()
         other = "ab".replace(relay, "")
         assert_goes_on(run, "cd")
         assert via(run, "c")["d"] == other
+        assert f"(it led through relay {names[relay]})" in run.peers["c"].text
         members = {one["peer"] for one in run.peers["c"].status()["members"]}
         assert {short_id(run, "c"), short_id(run, "d")} <= members
         assert max(attempts(run, "c"), attempts(run, "d")) <= 2

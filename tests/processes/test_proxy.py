@@ -63,3 +63,15 @@ def test_the_doctor_says_what_is_wrong_with_a_proxy(tmp_path: Path) -> None:
     gone = examine(tmp_path, "--proxy", server.url)
     assert "cannot be reached: connection refused" in gone["proxy"]["what"]
     assert "skipped" in examine(tmp_path)["proxy"]["status"]
+
+
+def test_a_founder_says_at_once_that_its_proxy_is_not_there(tmp_path: Path) -> None:
+    """It dials nobody, and so nothing else would show it."""
+    with SocksServer() as server:
+        gone = server.url
+    with SocksServer() as server, fleet(tmp_path) as run:
+        run.options = lambda name: ("--proxy", gone if name == "a" else server.url)
+        peer, well = run.up("a"), run.up("b")
+        said = f"proxy {gone} does not let this machine in: the proxy cannot be reached"
+        until(lambda: said in peer.text, "it is said", peer)
+        assert "does not let this machine in" not in well.text

@@ -196,7 +196,8 @@ function showPeers() {
     const found = rowsOf(peer), last = history.last[peer] ?? {}, member = members.get(peer);
     const took = mean(found, "took_s"), share = (name) => (took ? `${duration(mean(found, name))} (${Math.round((100 * mean(found, name)) / took)} %)` : "–");
     const late = [...new Set(found.filter((row) => row.wait_s > 0.05 * row.took_s).map((row) => row.late).filter(Boolean))];
-    const reach = member?.outbound ? ", outbound" : "";
+    const way = member?.via === "punched" ? ", punched" : member?.via ? `, via ${member.via}` : "";
+    const reach = (member?.outbound ? ", outbound" : "") + way;
     const role = member ? (member.coordinator ? "coordinator" : member.role === "replica" ? "member" : member.role) + reach : isGone(peer) || status ? "gone" : last.phase ?? "";
     const steps = grown(peer, "steps");
     return {

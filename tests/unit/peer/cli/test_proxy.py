@@ -125,3 +125,16 @@ def test_what_is_no_proxy_is_a_mistake_and_not_quoted(
 )
 def test_the_command_line_loses_the_password(line: str, left: str, found: str) -> None:
     assert hide_password(line.split()) == (left.split(), found)
+
+
+@pytest.mark.parametrize(
+    "advertised", ["gpu:port", "gpu:70000", "2001:db8::1", "gpu.test", "[::1]"]
+)
+def test_a_wrong_address_to_advertise_is_said_before_anything_has_begun(
+    advertised: str, started: list[DaemonOptions], capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_right = advertised in ("gpu.test", "[::1]")
+    line = ["up", "--run", "demo", "--listen", "127.0.0.1:0", "--advertise", advertised]
+    assert main.main(line) == (0 if is_right else 2)
+    assert len(started) == is_right
+    assert ("ATOLL-E10" in capsys.readouterr().err) != is_right

@@ -299,6 +299,17 @@ def test_an_outbound_peer_reads_who_got_what_and_what_to_do() -> None:
     assert text.endswith("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
 
 
+def test_an_outbound_peer_reads_what_is_of_no_use_to_it() -> None:
+    own = asked(OwnReach())
+    own.heard(found(b=SILENT, a=REFUSED), leads_here=True)
+    assert "--relay is in vain" not in describe_reach(own, ADDRESS, PORT)
+    lines = describe_reach(own, ADDRESS, PORT, relays=True).split("\n")
+    assert lines[-1].startswith("--relay is in vain here: ")
+    text = describe_reach(own, ADDRESS, PORT, proxied=True)
+    assert "--advertise HOST:PORT" in text
+    assert "firewall" not in text, "nobody dials this machine's port"
+
+
 def test_a_private_address_that_is_forwarded_is_said_to_be() -> None:
     own = asked(OwnReach())
     own.heard(found(b=OK), leads_here=True)
@@ -332,6 +343,10 @@ def test_founders_and_peers_that_are_alone_read_what_would_help() -> None:
     assert "only machines that have a way to 192.168.1.7 can join" in private
     assert "--advertise PUBLIC:29600" in private
     assert "atoll up --via FILE" in private
+    relay = who_can_join("172.17.0.2:29600", relays=True)
+    assert "only machines that have a way to 172.17.0.2 can join" in relay
+    assert "--advertise PUBLIC:29600" in relay
+    assert "--via" not in relay, "that is what others say to go through this one"
     assert "carrier-grade NAT" in who_can_join("100.70.1.7:29600")
     assert who_can_join("gpu.example.org:29600").startswith("not confirmed yet")
     assert who_can_join("[2001:db8::1]:29600").startswith("not confirmed yet")

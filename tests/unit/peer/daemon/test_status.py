@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.peer.daemon.status import survives
+from atoll.peer.daemon.status import carried, survives
 from atoll.peer.membership.view import REPLICA, WITNESS, Member, View, short
 
 LINEAGE, CHAIN = b"L" * 32, b"c" * 32
@@ -49,3 +49,24 @@ def test_who_has_to_come_back_after_a_power_cut(
 
 def test_nothing_is_said_without_a_view() -> None:
     assert survives(None, ()) == ""
+
+
+def test_a_relay_tells_data_from_control_links() -> None:
+    """Those who have met directly keep a link through it, and it carries no data of theirs."""
+    link = {"between": ["a1", "b2"], "bulk": False, "count": 1}
+    data = {"between": ["b2", "c3"], "bulk": True, "count": 2}
+    relay = {"bytes_per_s": 2_500_000, "carried_bytes": 38_000_000, "circuits": [link]}
+    most, reserve = "up to 20 Mbit/s of others' data", "control links, or their reserve, between"
+    (line,) = carried(relay, outbound=False)
+    assert line.endswith(f"{most}; {reserve} a1 and b2; 38 MB carried so far")
+    (line,) = carried(relay | {"circuits": [link, data]}, outbound=False)
+    assert f"{most}, now between b2 and c3; {reserve} a1 and b2; " in line
+    (line,) = carried(relay | {"bytes_per_s": 0}, outbound=False)
+    assert "data" not in line
+
+
+def test_a_relay_that_nobody_can_dial_says_so() -> None:
+    relay = {"bytes_per_s": 2_500_000, "carried_bytes": 0, "circuits": []}
+    (line,) = carried(relay, outbound=True)
+    assert line.endswith("nothing, because others cannot dial this peer")
+    assert not carried(relay | {"bytes_per_s": 0}, outbound=True)

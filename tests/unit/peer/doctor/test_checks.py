@@ -28,7 +28,7 @@ from atoll.peer.doctor.machine_probe import gpus_of, memory_limit
 from atoll.peer.doctor.report import document, lines, verdict
 from atoll.peer.doctor.table import CHECKS, diagnose
 from atoll.peer.membership.view import short
-from atoll.peer.net.reach_messages import ReachAnswer
+from atoll.peer.net.reach_messages import REFUSED, ReachAnswer
 
 UNFIT = 3
 ASKED, OTHER = b"a" * 32, b"b" * 32
@@ -319,7 +319,24 @@ def test_a_run_without_a_model() -> None:
     answer = replace(ANSWER, elements=0, state_bytes=0, daemon_bytes=0, method="", codec="")
     code, found = told(run=replace(RUN, answer=answer))
     assert (code, found["model"]["status"], found["model"]["value"]) == (0, "ok", None)
-    assert "has no model yet" in found["memory"]["what"]
+    for line in ("model", "memory"):
+        assert "the member that was asked knows of no model" in found[line]["what"]
+    assert "a witness holds none" in found["model"]["what"]
+
+
+def test_any_free_port_is_none_to_forward() -> None:
+    code, found = told(replace(MACHINE, listen="0.0.0.0:0"), run=RUN)
+    assert (code, found["listen"]["status"], found["dial-back"]["status"]) == (0, "ok", "skipped")
+    assert "port 0" in found["listen"]["what"]
+
+
+def test_behind_a_proxy_no_port_is_to_be_opened() -> None:
+    dialled = DialledBy(ASKED, "203.0.113.7", (ReachAnswer(ASKED, REFUSED, 0.1, "198.51.100.4"),))
+    direct = told(run=replace(RUN, dialled=dialled))[1]["dial-back"]
+    proxied = told(run=replace(RUN, dialled=dialled, proxy="socks5://p:1080"))[1]["dial-back"]
+    assert direct["status"] == proxied["status"] == "warn"
+    assert "firewall" in direct["fix"]
+    assert "firewall" not in proxied["fix"]
 
 
 # ---------------------------------------------------------------- the page

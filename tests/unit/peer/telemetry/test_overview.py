@@ -92,3 +92,12 @@ def test_a_peer_outside_any_view_has_a_screen_too() -> None:
     )
     text = plain_screen(overview(outside, [], NOW), 80)
     assert "no round with a trainer was committed yet" in text
+
+
+@pytest.mark.parametrize(
+    ("via", "reach"), [("", "outbound"), ("punched", "punched"), ("5263b63e", "relayed")]
+)
+def test_how_a_peer_is_linked_that_cannot_be_dialled(via: str, reach: str) -> None:
+    found = status()
+    found["members"][1] |= {"outbound": True, "via": via}
+    assert overview(found, rows(), NOW).peers[1].reach == reach
