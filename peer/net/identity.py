@@ -191,9 +191,9 @@ def socket_path(home: Path, name: str) -> Path:
     """Return the path of the unix socket ``name`` for ``home``. Make nothing: clients call it too.
 
     A home whose path is too long for a socket address gets a folder in SOCKETS_BASE, named by the
-    home's hash.
+    home's hash. However a home is named, through links or not, it is one home.
     """
-    home = home.expanduser().absolute()
+    home = home.expanduser().resolve()
     folder = home / "run"
     if len(os.fsencode(folder / name)) > SOCKET_PATH_BYTES_MAX:
         tag = hashlib.sha256(os.fsencode(home)).hexdigest()[:16]

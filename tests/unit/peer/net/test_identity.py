@@ -205,6 +205,15 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_a_home_has_one_socket_however_it_is_named(tmp_path: Path, base: Path) -> None:
+    for name in ("near", "f" * 100):
+        home, alias = tmp_path / name, base / f"alias-{len(name)}"
+        home.mkdir()
+        alias.symlink_to(home)
+        spelled = home / ".." / name
+        assert len({socket_path(one, "s") for one in (home, alias, spelled)}) == 1
+
+
 def test_socket_paths_fit_and_are_private(tmp_path: Path, base: Path) -> None:
     near, far = base / "h", tmp_path / ("x" * 120)
     assert socket_path(near, "s") == near / "run" / "s"
