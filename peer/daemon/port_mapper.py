@@ -120,6 +120,8 @@ class PortMapper:
         answer: asyncio.Future[T] = loop.create_future()
 
         def finish(result: T | None, error: Exception | None) -> None:
+            if self._thread is thread:
+                self._thread = None  # it has no more to do than to end
             if answer.done():
                 return
             if error is not None:
@@ -136,8 +138,8 @@ class PortMapper:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(finish, result, failed)
 
-        self._thread = threading.Thread(target=ask, name="upnp", daemon=True)
-        self._thread.start()
+        thread = self._thread = threading.Thread(target=ask, name="upnp", daemon=True)
+        thread.start()
         try:
             async with asyncio.timeout(limit_s):
                 return await answer

@@ -12,7 +12,7 @@ that the old voters alone stay a quorum. An archive is a joiner that never enter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from atoll.collectives.units import duration
@@ -30,6 +30,7 @@ from atoll.peer.membership.view import (
     Member,
     View,
     is_quorum,
+    outbound_of,
     short,
     successors,
 )
@@ -39,6 +40,9 @@ BACKOFF_MAX_S = 60.0  # of a joiner that keeps stalling
 DROPPED_MAX = 1024  # joiners whose pause is remembered, the latest
 TRIES_MAX = 3  # states that a peer reaches too late before a boundary is held for it ...
 MEMBER_TRIES_MAX = 1  # ... with a trainer that could take part
+# Who can only dial out is written into the view for whoever draws partners by it. That alone makes
+# a new one, but no sooner after the last: what is found out at first may change once more.
+PATHS_S = 5.0
 JOINER_PATIENCE = 12.0  # a joiner is held for after so many times what a member with a trainer is
 HOLD_PAUSES = 10.0  # and again only after so many times the hold: rounds lose a tenth at most
 _BACKOFF_MIN_S = 1.0
@@ -351,7 +355,9 @@ class Admission:
         left = rounds_left(self.view, self._own.completed)
         done = bool(left) and not all(left.values())  # who has served counts from the next view on
         may_change = self.successor is not None or done
-        may_change |= other_rules or named != self.view.members
+        other_paths = self._outbound(named) != self.view.outbound
+        other_paths &= now_s - self._since_s >= PATHS_S
+        may_change |= other_rules or other_paths or named != self.view.members
         if not (bans or gone or self.joiners or may_change):
             return None
         out = {ban.peer for ban in (*self.view.banned, *bans)}
@@ -376,9 +382,22 @@ class Admission:
         if not members or coordinator is None:
             return None
         same = members == self.view.members and coordinator == self.me
-        if same and not done and not bans and not other_rules:
+        if same and not done and not bans and not other_rules and not other_paths:
             return None
-        return self._next(members, coordinator, (self._own.round, self._own.chain), bans)
+        following = self._next(members, coordinator, (self._own.round, self._own.chain), bans)
+        return replace(following, outbound=self._outbound(members))
+
+    def _outbound(self, members: Iterable[Member]) -> tuple[bytes, ...]:
+        """Return who of these can only dial out, as they say now; else as the view says."""
+        beats = {peer: joiner.beat for peer, joiner in self.joiners.items()}
+        beats |= self._roster.heartbeats
+        known = outbound_of(self.view, members)
+        found = (
+            member.peer
+            for member in members
+            if (beat.outbound if (beat := beats.get(member.peer)) else member.peer in known)
+        )
+        return tuple(sorted(found))
 
     def _members(self) -> tuple[Member, ...]:
         """Return the members with the addresses that they advertise now: restarts may move them."""
@@ -423,6 +442,7 @@ class Admission:
             self.view,
             number=self.view.number + 1,
             members=members,
+            outbound=outbound_of(self.view, members),
             coordinator=coordinator,
             base_round=base[0],
             base_chain=base[1],

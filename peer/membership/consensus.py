@@ -59,7 +59,16 @@ from atoll.peer.membership.messages import (
     Vote,
 )
 from atoll.peer.membership.timing import Timing
-from atoll.peer.membership.view import Ballot, Member, View, chain_after, forked, founded, is_quorum
+from atoll.peer.membership.view import (
+    Ballot,
+    Member,
+    View,
+    chain_after,
+    forked,
+    founded,
+    is_quorum,
+    outbound_of,
+)
 
 
 class Acceptor:
@@ -304,10 +313,12 @@ class Proposer:
                 return None
             self._note_lost(f"{why}: going back to round {back[0]}")
             base_round, base_chain = back
+        members = self._members(fork or lost)
         proposal = replace(
             self.view,
             number=self.view.number + 1,
-            members=self._members(fork or lost),
+            members=members,
+            outbound=outbound_of(self.view, members),
             coordinator=self.ballot.peer,
             base_round=base_round,
             base_chain=base_chain,

@@ -8,7 +8,7 @@ tie-breaker of an even split.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -170,6 +170,8 @@ class View:
     absent: Annotated[tuple[Absent, ...], Within(0, ABSENT_MAX)] = ()  # the latest last
     since: Rounds = 0  # the position from which the run was founded or resumed
     banned: Annotated[tuple[Banned, ...], Within(0, BANNED_MAX)] = ()  # the first first (bans.py)
+    # Members that can only dial out, in ascending order: who draws partners by it draws alike.
+    outbound: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         ids = self.peers
@@ -189,6 +191,8 @@ class View:
             raise ValueError("newcomers are members, and the absent and the banned are not")
         if len(out) < len(self.banned):
             raise ValueError("a view names each banned peer once")
+        if list(self.outbound) != sorted({*self.outbound} & {*ids}):
+            raise ValueError("who can only dial out is a member, named once and in order")
 
     @cached_property
     def peers(self) -> tuple[bytes, ...]:
@@ -231,6 +235,11 @@ class View:
             f"view {self.number}{fork}{back}: {count} ({names}),"
             f" coordinator {short(self.coordinator)}, state of round {self.base_round}"
         )
+
+
+def outbound_of(view: View, members: Iterable[Member]) -> tuple[bytes, ...]:
+    """Return who of these members can only dial out, as far as the view knows."""
+    return tuple(sorted({*view.outbound}.intersection(member.peer for member in members)))
 
 
 def is_quorum(view: View, peers: Collection[bytes]) -> bool:

@@ -133,7 +133,8 @@ class VectorService:
         They are who can only dial out, unless a relay carries data: all who can be dialled have a
         link to it, and who cannot to it and to them.
         """
-        outbound = [peer for peer in peers if peer in self._host.outbound]
+        view = self._node.view
+        outbound = [peer for peer in peers if view is not None and peer in view.outbound]
         relays = self._host.relay_bytes_per_s or any(map(self._host.bulk_routes, outbound))
         return [] if relays else outbound
 

@@ -113,10 +113,11 @@ def _view(sampler: Sampler) -> Mapping[str, Any]:
         "newcomers": (registered()["Newcomer"](PEERS[1], 7),),
         "absent": (registered()["Absent"](PEERS[2], 8),),
         "banned": (registered()["Banned"](PEERS[3], b"\x0e" * 32),),
+        "outbound": (PEERS[1],),
     }
     second = Member(PEERS[1], 2, "witness", "[2001:db8::1]:29600")
     members = (Member(PEERS[0], 1), *([second] if full else []))
-    return {"members": members, "coordinator": PEERS[0], **(others if full else {})}
+    return {"members": members, "coordinator": PEERS[0], **(others if full else {"outbound": ()})}
 
 
 def _begin(sampler: Sampler) -> Mapping[str, Any]:

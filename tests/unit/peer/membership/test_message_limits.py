@@ -151,6 +151,7 @@ def messages_of(draw: st.DrawFn, cls: type) -> Any:
         drawn["absent"] = tuple(x for peer, x in gone.items() if peer not in named)
         out = {x.peer: x for x in drawn["banned"]}
         drawn["banned"] = tuple(x for peer, x in out.items() if peer not in named)
+        drawn["outbound"] = tuple(sorted(named.intersection(drawn["outbound"])))
     elif cls is Terms:
         drawn["rule"] = draw(st.sampled_from(["", "trimmed(f=1)"]))
     elif cls is Owners:

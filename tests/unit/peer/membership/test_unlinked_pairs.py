@@ -48,6 +48,28 @@ def settle(cluster: Cluster) -> list[ms.Begin]:
     return begins
 
 
+def outbound(cluster: Cluster, name: str) -> str:
+    view = cluster.host(name).node.view
+    assert view is not None
+    return "".join(peer[:1].decode() for peer in view.outbound)
+
+
+def test_the_view_says_who_can_only_dial_out() -> None:
+    cluster = running("abcd", "cd")
+    cluster.until(lambda: {outbound(cluster, name) for name in "abcd"} == {"cd"}, 20.0)
+    views = cluster.host("a").node.view
+    cluster.run(30.0)
+    assert cluster.host("a").node.view == views  # that it is known makes no further ones
+    cluster.give("d", ev.Reach(outbound=False))  # a port has been opened
+    cluster.until(lambda: {outbound(cluster, name) for name in "abcd"} == {"c"}, 20.0)
+    cluster.kill("a")  # elections keep it
+    cluster.until(lambda: cluster.in_one_view("bcd"), 30.0)
+    assert {outbound(cluster, name) for name in "bcd"} == {"c"}
+    cluster.kill("c")
+    cluster.until(lambda: cluster.in_one_view("bd"), 30.0)
+    assert {outbound(cluster, name) for name in "bd"} == {""}
+
+
 def test_one_outbound_of_four_is_an_owner_like_others() -> None:
     cluster = running("abcd", "d")
     begins = settle(cluster)

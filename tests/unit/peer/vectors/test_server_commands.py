@@ -47,7 +47,6 @@ class Site:
         )
         host: Any = SimpleNamespace(
             send=lambda peer, message: self.sent.append(message) or True,
-            outbound={OTHER, b"?"},
             relay_bytes_per_s=0.0,
             bulk_routes=lambda peer: self.routes,
             link_of=lambda peer: self.link,
@@ -67,7 +66,8 @@ class Site:
 
     def view(self, *gone: bytes) -> View:
         members = tuple(m for m in self.members if m.peer not in gone)
-        return View(b"L" * 32, 7, members, ME, 1, b"c" * 32)
+        outbound = tuple(m.peer for m in members if m.peer == OTHER)
+        return View(b"L" * 32, 7, members, ME, 1, b"c" * 32, outbound=outbound)
 
     async def call(self, command: str, client: bytes = CLIENT, **arguments: Any) -> Any:
         return await self.service.handlers()[command](client, arguments)
