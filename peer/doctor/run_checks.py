@@ -8,6 +8,7 @@ from atoll.collectives.units import duration, listed, rate, size
 from atoll.peer.daemon.reach_lines import dials, how_to_open
 from atoll.peer.daemon.reachability import DialledBy, ReachTrigger, judge_answers
 from atoll.peer.doctor.facts import (
+    OK,
     Diagnosis,
     Facts,
     MemberAnswer,
@@ -183,9 +184,10 @@ def dial_back(facts: Facts) -> Diagnosis:
     if answer is None:
         return without
     port = int(facts.machine.listen.rpartition(":")[2])
-    if not port:
+    found = dial_back_line(run.dialled, run.not_dialled, port, proxied=bool(run.proxy))
+    if not port and found.status != OK:
         return skipped("port 0 is another one at each start, which nobody can forward")
-    return dial_back_line(run.dialled, run.not_dialled, port, proxied=bool(run.proxy))
+    return found
 
 
 def dial_back_line(

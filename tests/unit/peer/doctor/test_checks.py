@@ -325,9 +325,12 @@ def test_a_run_without_a_model() -> None:
 
 
 def test_any_free_port_is_none_to_forward() -> None:
-    code, found = told(replace(MACHINE, listen="0.0.0.0:0"), run=RUN)
+    machine = replace(MACHINE, listen="0.0.0.0:0")
+    dialled = DialledBy(ASKED, "203.0.113.7", (ReachAnswer(ASKED, REFUSED, 0.1, "198.51.100.4"),))
+    code, found = told(machine, run=replace(RUN, dialled=dialled))
     assert (code, found["listen"]["status"], found["dial-back"]["status"]) == (0, "ok", "skipped")
     assert "port 0" in found["listen"]["what"]
+    assert told(machine, run=RUN)[1]["dial-back"]["status"] == "ok"  # others got through
 
 
 def test_behind_a_proxy_no_port_is_to_be_opened() -> None:
