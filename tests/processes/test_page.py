@@ -202,7 +202,7 @@ def test_anybody_can_use_it(recorded: PageServer, scheme: str, width: int) -> No
 
 
 def test_the_time_of_rounds_ends_with_the_last_one(tmp_path: Path) -> None:
-    """Of a run that stands still, or has ended, no rounds are drawn for the time after that."""
+    """Draw no rounds for the time after a run has come to a stand, or has ended."""
     write(tmp_path, peers=4, hours=0.3, round_s=5.0)
     with contextlib.closing(History(tmp_path)) as history:
         rounds = history.summary(0.0, 0)["rounds"]

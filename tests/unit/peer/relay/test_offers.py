@@ -1,4 +1,4 @@
-"""What a relay may have a peer dial: so many at once, and nothing for a while if all fail."""
+"""Test what a relay may have a peer dial: so many at once, and nothing for a while if all fail."""
 
 from __future__ import annotations
 

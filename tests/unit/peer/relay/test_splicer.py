@@ -20,7 +20,7 @@ FAST = 1e12
 
 
 class Report:
-    """What a splicer tells."""
+    """Record what a splicer tells."""
 
     def __init__(self) -> None:
         self.carried = 0
