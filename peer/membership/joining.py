@@ -17,7 +17,7 @@ from atoll.peer.membership.view import ARCHIVE, View, follows
 
 # Of the others: always the same, who can tell the coordinator that somebody cannot reach it
 # (callers.py), and one after the other, as the former may be of no help.
-SAME_ASKED, OTHERS_ASKED = 2, 1
+SAME_ASKED = 2
 
 
 class Joining:
@@ -68,8 +68,8 @@ class Joining:
         mine = here.me.peer
         others = sorted(here.linked, key=lambda peer: (peer < mine, peer))  # the next one first
         same, rest = others[:SAME_ASKED], others[SAME_ASKED:]
-        self._turn += OTHERS_ASKED
-        asked = same + [rest[(self._turn + n) % len(rest)] for n in range(OTHERS_ASKED) if rest]
+        self._turn += 1
+        asked = same + ([rest[self._turn % len(rest)]] if rest else [])
         if self._coordinator in here.linked and self._coordinator not in asked:
             asked.append(self._coordinator)
         return asked

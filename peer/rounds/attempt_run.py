@@ -176,9 +176,9 @@ class AttemptRun:
             self.result = self.result.copy(self._peer.replica.log.spare)
         self.lent = True
 
-    def settled(self) -> bool:
+    def settled(self, limit_s: float = SETTLE_S) -> bool:
         """Wait until the reduction, which has ended, has left the result; return whether it has."""
-        by_s = time.monotonic() + SETTLE_S
+        by_s = time.monotonic() + limit_s
         while self.reduction is not None and self.reduction.uses_result:
             if time.monotonic() > by_s:
                 return False

@@ -19,7 +19,7 @@ import numpy as np
 
 from atoll.collectives import EncodedLayout, RoundResult
 from atoll.collectives.codecs import U8
-from atoll.collectives.errors import AtollError, CodecError, DivergedError
+from atoll.collectives.errors import AtollError, CodecError, ConfigError, DivergedError
 from atoll.collectives.units import size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
@@ -45,6 +45,7 @@ from atoll.peer.state_sync.client import ResultFetcher, SyncClient
 from atoll.peer.state_sync.server import SyncServer
 from atoll.peer.streams.manager import Streams, reason_of
 from atoll.peer.streams.router import Router
+from atoll.peer.streams.stream import NO_PROGRESS_TIMEOUT_S
 
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 
@@ -565,7 +566,11 @@ def commit_operation(replica: Replica, effect: ev.Apply, run: AttemptRun | None)
     assert state is not None
     if run is not None:
         if run.in_outputs and not run.settled():
-            replica.outputs.move()
+            try:
+                replica.outputs.move()
+            except ConfigError:  # no memory: a thread that hangs in a stream ends with that
+                if not run.settled(NO_PROGRESS_TIMEOUT_S):
+                    raise
         _write_outputs(replica.outputs, run.result)
         if not (run.is_read or run.in_outputs):
             replica.log.give_back(run.result.array)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 import pytest
 from harness.runner_sites import LINEAGE, Site, begin_of, eventually, prepare, scenario
 
+from atoll.collectives.errors import ConfigError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import REDUCE, Begin
 from atoll.peer.membership.operations import Operation
+from atoll.peer.rounds.outputs import SETTLE_S
 
 ELEMENTS = 150_000  # another vector than the run's, of more chunks
 
@@ -141,26 +144,58 @@ def test_a_vector_of_another_size_is_no_contribution(tmp_path: Path) -> None:
     scenario(tmp_path, "ab", play)
 
 
+async def reduced(sites: list[Site], attempt: int = 1) -> Begin:
+    """Carry out an attempt at round 2 until all have its result."""
+    begin = reduce_of(sites, attempt)
+    for site in sites:
+        site.carry_out(ev.Reduce(begin))
+    await eventually(lambda: all(site.reduced(attempt) for site in sites))
+    return begin
+
+
+async def committed(sites: list[Site], begin: Begin) -> None:
+    for site in sites:
+        site.carry_out(ev.Apply(begin, b"c" * 32))
+    await eventually(lambda: all(site.applied(2) for site in sites))
+
+
+def hang(site: Site) -> np.ndarray:
+    """Have a thread of the attempt hang in a stream; return the memory that it may touch."""
+    run = site.executor.attempts.get(2)
+    assert run is not None
+    assert run.reduction is not None
+    run.reduction._senders.reading += 1
+    return outputs(site)
+
+
+def moved_from(site: Site, before: np.ndarray) -> None:
+    """Assert that the result was handed over in other memory; spoil what the thread may touch."""
+    moved = site.executor.replica.outputs.take_moved()
+    assert moved is not None
+    moved.close()
+    assert outputs(site).ctypes.data != before.ctypes.data
+    before.fill(0)
+
+
+def assert_summed(sites: list[Site], vectors: list[np.ndarray]) -> None:
+    for site in sites:
+        np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
+
+
 def test_an_exact_result_grows_where_the_trainer_expects_it(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         prepare(sites, 5000)
         vectors = give(sites)
-        expected_at = [outputs(site).ctypes.data for site in sites]
-        begin = reduce_of(sites)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
-        for site, at in zip(sites, expected_at, strict=True):
-            run = site.executor.attempts.get(2)
-            assert run is not None
-            assert run.result.array.ctypes.data == at
-            site.carry_out(ev.Apply(begin, b"c" * 32))
-        await eventually(lambda: all(site.applied(2) for site in sites))
-        for site, at in zip(sites, expected_at, strict=True):
-            assert outputs(site).ctypes.data == at
+        places = [outputs(site).ctypes.data for site in sites]
+        begin = await reduced(sites)
+        runs = [site.executor.attempts.get(2) for site in sites]
+        assert [run.result.array.ctypes.data for run in runs if run is not None] == places
+        await committed(sites, begin)
+        assert [outputs(site).ctypes.data for site in sites] == places
+        assert_summed(sites, vectors)
+        for site, place in zip(sites, places, strict=True):
             assert site.executor.replica.outputs.moved is None
-            np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
-            assert site.executor.replica.log.spare(4 * ELEMENTS).ctypes.data != at
+            assert site.executor.replica.log.spare(4 * ELEMENTS).ctypes.data != place
 
     scenario(tmp_path, "ab", play)
 
@@ -169,20 +204,14 @@ def test_who_copies_a_result_reads_other_memory_than_the_trainers(tmp_path: Path
     async def play(sites: list[Site]) -> None:
         prepare(sites, 5000)
         vectors = give(sites)
-        begin = reduce_of(sites)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
-        lender = sites[0]
-        lent = lender.executor.complete_result(2, 1)
+        begin = await reduced(sites)
+        lent = sites[0].executor.complete_result(2, 1)
         assert lent is not None
-        assert lent[0].ctypes.data != outputs(lender).ctypes.data
-        for site in sites:
-            site.carry_out(ev.Apply(begin, b"c" * 32))
-        await eventually(lambda: all(site.applied(2) for site in sites))
+        assert lent[0].ctypes.data != outputs(sites[0]).ctypes.data
+        await committed(sites, begin)
+        assert_summed(sites, vectors)
+        outputs(sites[0]).fill(0)  # the trainer's next result
         read = lent[0].view(np.float32)
-        np.testing.assert_array_equal(outputs(lender), read)
-        outputs(lender).fill(0)  # the trainer's next result
         np.testing.assert_allclose(read, vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
 
     scenario(tmp_path, "ab", play)
@@ -192,25 +221,12 @@ def test_a_result_that_is_still_being_sent_is_handed_over_in_other_memory(tmp_pa
     async def play(sites: list[Site]) -> None:
         prepare(sites, 5000)
         vectors = give(sites)
-        begin = reduce_of(sites)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
-        late = sites[0]
-        run, before = late.executor.attempts.get(2), outputs(late)
-        assert run is not None
-        assert run.reduction is not None
-        run.reduction._senders.reading += 1  # a thread that hangs in a stream
-        for site in sites:
-            site.carry_out(ev.Apply(begin, b"c" * 32))
-        await eventually(lambda: all(site.applied(2) for site in sites))
-        moved = late.executor.replica.outputs.take_moved()
-        assert moved is not None
-        moved.close()
+        begin = await reduced(sites)
+        before = hang(sites[0])
+        await committed(sites, begin)
         assert sites[1].executor.replica.outputs.moved is None
-        before.fill(0)  # by the thread
-        for site in sites:
-            np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
+        moved_from(sites[0], before)
+        assert_summed(sites, vectors)
 
     scenario(tmp_path, "ab", play)
 
@@ -219,29 +235,38 @@ def test_a_retry_goes_on_elsewhere_while_the_attempt_before_is_read(tmp_path: Pa
     async def play(sites: list[Site]) -> None:
         prepare(sites, 5000)
         vectors = give(sites)
-        begin = reduce_of(sites)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
-        late = sites[0]
-        run, before = late.executor.attempts.get(2), outputs(late)
-        assert run is not None
-        assert run.reduction is not None
-        run.reduction._senders.reading += 1
-        again = reduce_of(sites, attempt=2)
+        await reduced(sites)
+        before = hang(sites[0])
         for site in sites:
             site.carry_out(ev.Abort(2, 1))
-            site.carry_out(ev.Reduce(again))
-        await eventually(lambda: all(site.reduced(2) for site in sites))
-        for site in sites:
-            site.carry_out(ev.Apply(again, b"c" * 32))
-        await eventually(lambda: all(site.applied(2) for site in sites))
-        assert outputs(late).ctypes.data != before.ctypes.data
-        moved = late.executor.replica.outputs.take_moved()
-        assert moved is not None
-        moved.close()
-        before.fill(0)
-        for site in sites:
-            np.testing.assert_allclose(outputs(site), vectors[0] + vectors[1], rtol=1e-5, atol=1e-5)
+        await committed(sites, await reduced(sites, attempt=2))
+        moved_from(sites[0], before)
+        assert_summed(sites, vectors)
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_without_memory_for_another_place_the_commit_waits_for_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str, count: int) -> None:
+        raise ConfigError(f"no memory for {name}")
+
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, 5000)
+        vectors = give(sites)
+        begin = await reduced(sites)
+        before, run = hang(sites[0]), sites[0].executor.attempts.get(2)
+        assert run is not None
+        assert run.reduction is not None
+        senders = run.reduction._senders
+        monkeypatch.setattr("atoll.peer.rounds.outputs.Region", full)
+        applied = asyncio.ensure_future(committed(sites, begin))
+        await asyncio.sleep(3 * SETTLE_S)
+        assert not sites[0].applied(2)
+        senders.reading -= 1
+        await applied
+        assert outputs(sites[0]).ctypes.data == before.ctypes.data
+        assert_summed(sites, vectors)
 
     scenario(tmp_path, "ab", play)
