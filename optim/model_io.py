@@ -66,7 +66,7 @@ class ParameterPlace:
         if not self.values.numel():
             return True
         low, high = torch.aminmax(self.values)  # both hand on NaN
-        return math.isfinite(low.item()) and math.isfinite(high.item())
+        return bool(low.isfinite() & high.isfinite())  # a device is waited for once
 
 
 class ModelVector:
