@@ -140,7 +140,8 @@ class TrainerService:
             head = self._executor.replica.log.head(effect.round)
             outcome["share"] = head.share_of(self._node.me.peer) if head is not None else 0.0
             outcome["peers"] = list(map(short, head.contributors)) if head is not None else []
-        if effect.kind == "committed" and self._executor.replica.outputs.moved is not None:
+        is_reduced = effect.begin is not None and effect.begin.kind == REDUCE
+        if is_reduced and self._executor.replica.outputs.moved is not None:
             outcome["moved"] = True
         self.ipc_server.push(trainer.client, "outcome", outcome)
 
@@ -192,6 +193,7 @@ class TrainerService:
         for region in (trainer.region, *trainer.exchanges.values()):
             if region is not None:
                 region.close()  # the mapping lives on while a round reads it
+        self._executor.replica.outputs.forget_moved()
         if trainer.in_step:
             self._log.note("trainer", f"process {trainer.pid} trains no more", pid=trainer.pid)
         self._feed(ev.Detached())

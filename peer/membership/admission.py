@@ -12,7 +12,7 @@ that the old voters alone stay a quorum. An archive is a joiner that never enter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from atoll.collectives.units import duration
@@ -355,8 +355,8 @@ class Admission:
         left = rounds_left(self.view, self._own.completed)
         done = bool(left) and not all(left.values())  # who has served counts from the next view on
         may_change = self.successor is not None or done
-        other_paths = self._outbound(named) != self.view.outbound
-        other_paths &= now_s - self._since_s >= PATHS_S
+        other_paths = now_s - self._since_s >= PATHS_S
+        other_paths &= self._outbound() & self.view.peer_set != {*self.view.outbound}
         may_change |= other_rules or other_paths or named != self.view.members
         if not (bans or gone or self.joiners or may_change):
             return None
@@ -385,19 +385,15 @@ class Admission:
         if same and not done and not bans and not other_rules and not other_paths:
             return None
         following = self._next(members, coordinator, (self._own.round, self._own.chain), bans)
-        return replace(following, outbound=self._outbound(members))
+        outbound = self._outbound().intersection(member.peer for member in members)
+        return replace(following, outbound=tuple(sorted(outbound)))
 
-    def _outbound(self, members: Iterable[Member]) -> tuple[bytes, ...]:
-        """Return who of these can only dial out, as they say now; else as the view says."""
-        beats = {peer: joiner.beat for peer, joiner in self.joiners.items()}
-        beats |= self._roster.heartbeats
-        known = outbound_of(self.view, members)
-        found = (
-            member.peer
-            for member in members
-            if (beat.outbound if (beat := beats.get(member.peer)) else member.peer in known)
-        )
-        return tuple(sorted(found))
+    def _outbound(self) -> set[bytes]:
+        """Return who can only dial out, as they say themselves; the silent, as the view says."""
+        joining = ((peer, joiner.beat) for peer, joiner in self.joiners.items())
+        silent = {*self.view.outbound}.difference(self._roster.heartbeats)
+        said = {peer for peer, beat in joining if beat is not None and beat.outbound}
+        return self._roster.outbound() | said | silent
 
     def _members(self) -> tuple[Member, ...]:
         """Return the members with the addresses that they advertise now: restarts may move them."""

@@ -441,6 +441,7 @@ class Node:
         here.positions.enter(decided)
         self._entered.append(ms.Install(decided, proof))
         here.refused &= {m.peer for m in decided.members if old is not None and m in old.members}
+        self._views_told = {p: told for p, told in self._views_told.items() if p in here.linked}
         here.pace()
         self.signatures.new_view()
         self.election = Election(here, self.follower, self.signatures, decided)

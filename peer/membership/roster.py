@@ -172,6 +172,11 @@ class Roster:
         """Return whether all are placed alike: all have links to all, and nobody asks in vain."""
         return not self._unalike
 
+    def outbound(self) -> set[bytes]:
+        """Return who says that it can only dial out."""
+        beats = self.heartbeats
+        return {p for p in self._unalike if (beat := beats.get(p)) is not None and beat.outbound}
+
     def break_paths(self, pairs: Collection[Pair], now_s: float, *, is_stall: bool = True) -> float:
         """Count these pairs as without a link for a while; return for how long."""
         self._links = None

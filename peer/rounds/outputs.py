@@ -45,7 +45,7 @@ class TrainerOutputs:
 
     def expect(self, floats: F32) -> None:
         """Have the next result written here."""
-        self.take_moved()
+        self.forget_moved()
         self.floats = floats
 
     def memory(self, nbytes: int) -> U8 | None:
@@ -65,9 +65,14 @@ class TrainerOutputs:
         """
         if self.floats is not None:
             region = Region("result", self.floats.size)
-            self.take_moved()
+            self.forget_moved()
             self.floats, self.moved = region.floats, region
 
     def take_moved(self) -> Region | None:
         region, self.moved = self.moved, None
         return region
+
+    def forget_moved(self) -> None:
+        """Close the memory that a trainer has not come for, as its call has failed."""
+        if (region := self.take_moved()) is not None:
+            region.close()

@@ -13,7 +13,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.messages import REDUCE, Begin
 from atoll.peer.membership.operations import Operation
-from atoll.peer.rounds.outputs import SETTLE_S
+from atoll.peer.rounds.outputs import SETTLE_S, TrainerOutputs
 
 ELEMENTS = 150_000  # another vector than the run's, of more chunks
 
@@ -270,3 +270,15 @@ def test_without_memory_for_another_place_the_commit_waits_for_the_thread(
         assert_summed(sites, vectors)
 
     scenario(tmp_path, "ab", play)
+
+
+def test_memory_that_nobody_came_for_is_closed_with_the_next_call() -> None:
+    outputs = TrainerOutputs()
+    outputs.expect(np.zeros(10, np.float32))
+    outputs.move()
+    moved = outputs.moved
+    assert moved is not None
+    assert outputs.is_at(moved.floats.view(np.uint8))
+    outputs.expect(np.zeros(10, np.float32))
+    assert outputs.moved is None
+    assert moved.fd == -1
