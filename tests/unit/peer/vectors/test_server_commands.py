@@ -17,6 +17,7 @@ from atoll.peer.client.shared_memory import Region
 from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short
+from atoll.peer.rounds.outputs import TrainerOutputs
 from atoll.peer.streams.transfers import Transfers
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
 from atoll.peer.vectors.server import VectorService
@@ -40,7 +41,7 @@ class Site:
         self.trainers = TrainerService(
             "demo",
             self.node,
-            SimpleNamespace(),  # type: ignore[arg-type]
+            SimpleNamespace(replica=SimpleNamespace(outputs=TrainerOutputs())),  # type: ignore[arg-type]
             SimpleNamespace(),  # type: ignore[arg-type]
             lambda event: None,
             EventLog(lambda line: None),
