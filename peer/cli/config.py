@@ -6,11 +6,23 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.cli.checkpoint import EVERY_DEFAULT
 from atoll.peer.cli.settings import DEFAULT, HIDDEN, Parser, Setting
 from atoll.peer.net.identity import default_home
+from atoll.peer.net.invite import DEFAULT_PORT
+
+# What holds where nobody has said anything, and a daemon has to know that nobody has.
+OPEN: Final = {
+    "listen": f"0.0.0.0:{DEFAULT_PORT}",
+    "every": str(EVERY_DEFAULT),
+    "policy": "auto",
+    "on-lost": "halt",
+    "on-fork": "auto",
+    "min-trainers": "1",
+}
 
 
 def add_config_verb(verbs: Any, daemons: Sequence[Parser]) -> Parser:
@@ -74,7 +86,7 @@ def _document(setting: Setting) -> dict[str, Any]:
 def _lines(options: dict[str, Setting]) -> Iterator[str]:
     """Generate a line for each option; first those that somebody has set."""
     rows = [
-        (name, _shown(setting), _where(setting))
+        (name, _shown(name, setting), _where(setting))
         for name, setting in sorted(options.items(), key=lambda o: (o[1].origin == DEFAULT, o[0]))
     ]
     names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
@@ -82,11 +94,11 @@ def _lines(options: dict[str, Setting]) -> Iterator[str]:
         yield f"{name:<{names}}  {value:<{values}}  {where}"
 
 
-def _shown(setting: Setting) -> str:
+def _shown(name: str, setting: Setting) -> str:
     if setting.secret:
         return HIDDEN
     if setting.value is None:
-        return "-"
+        return OPEN.get(name, "-")
     return str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
 
 

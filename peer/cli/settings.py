@@ -94,9 +94,11 @@ class Parser(argparse.ArgumentParser):
     """Parse a command whose options may come from the environment or a file too.
 
     ``known``: the options that the file may have, of this command and of all others.
+    ``commands``: which commands have each of them.
     """
 
     known: Mapping[str, argparse.Action] = {}
+    commands: Mapping[str, Sequence[str]] = {}
 
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
@@ -105,6 +107,7 @@ class Parser(argparse.ArgumentParser):
         if not self.known:
             return super().parse_known_args(args, namespace)
         parsed, rest, settings = self._layered(args, namespace)
+        self._refuse_options_of_others(rest)
         missing = [
             "/".join(action.option_strings)
             for name, action in settable(self).items()
@@ -115,9 +118,16 @@ class Parser(argparse.ArgumentParser):
         parsed.settings = settings
         return parsed, rest
 
+    def _refuse_options_of_others(self, rest: Sequence[str]) -> None:
+        for word in rest:
+            flag = word.partition("=")[0]
+            if flag.startswith("--") and (others := self.commands.get(flag[2:])):
+                self.error(f"{flag} is an option of {', '.join(others)}, not of `{self.prog}`")
+
     def settings_of(self, words: Sequence[str]) -> Settings:
         """Return what a line of this command would be started with, also where it lacks options."""
         _, rest, settings = self._layered(words, None)
+        self._refuse_options_of_others(rest)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         return settings
@@ -152,11 +162,13 @@ def let_settings(root: argparse.ArgumentParser, apart: Parser) -> None:
     """Let every command that has a ``--config``, but one, take its options from elsewhere too."""
     parsers = [p for p in _below(root) if "config" in settable(p) and p is not apart]
     known: dict[str, argparse.Action] = {}
+    commands: dict[str, list[str]] = {}
     for parser in parsers:
         for name, action in settable(parser).items():
             known.setdefault(name, action)
+            commands.setdefault(name, []).append(f"`{parser.prog}`")
     for parser in parsers:
-        parser.known = known
+        parser.known, parser.commands = known, commands
 
 
 def _below(parser: argparse.ArgumentParser) -> Iterable[Parser]:

@@ -12,7 +12,8 @@ import pytest
 from atoll.peer.cli import main
 from atoll.peer.cli.settings import FILE, FILE_BYTES_MAX, settable
 from atoll.peer.daemon.options import DaemonOptions
-from atoll.peer.net.invite import Invite, fingerprint_of
+from atoll.peer.membership.view import DEFAULT_RULES
+from atoll.peer.net.invite import DEFAULT_PORT, Invite, fingerprint_of
 
 SECRET = bytes(range(32)).hex()
 INVITE = str(Invite("10.0.0.1", 29600, "demo", fingerprint_of(b"p" * 32), bytes(range(32))))
@@ -267,6 +268,27 @@ def test_a_variable_that_looks_like_a_slip_is_said(
     monkeypatch.setenv("ATOLL_PORT_29600_TCP", "tcp://10.0.0.1:29600")  # Kubernetes makes these
     assert main.main(["config"]) == 0
     assert capsys.readouterr().err == "ATOLL_LISTN is not read: did you mean ATOLL_LISTEN?\n"
+
+
+def test_an_option_of_another_command_is_said_to_be_that(capsys: Any) -> None:
+    for line in (("up", "--run", "x"), ("config", "up")):
+        with pytest.raises(SystemExit):
+            main.main([*line, "--on-notice=aws"])
+        says = "--on-notice is an option of `atoll run`, not of `atoll up`"
+        assert says in capsys.readouterr().err
+
+
+def test_what_holds_where_nothing_is_said_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["config", "up"]) == 0
+    shown = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    rules = DEFAULT_RULES
+    assert (shown["policy"], shown["on-lost"], shown["on-fork"]) == (
+        rules.policy,
+        rules.on_lost,
+        rules.on_fork,
+    )
+    assert shown["min-trainers"] == str(max(1, rules.min_trainers))
+    assert shown["listen"] == f"0.0.0.0:{DEFAULT_PORT}"
 
 
 def test_peers_may_be_a_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
