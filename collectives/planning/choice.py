@@ -78,8 +78,9 @@ class ReductionTask:
     ``bits``: encoded bits per element, scales included. ``chunk_elements``: 0 leaves the size to
     the choice. ``kinds``: what may be chosen from; the butterfly always may. ``bbr``: by
     participant, whether losses do not slow its streams; empty if they slow all. ``apart``: the
-    pairs of participants without a link, in ascending order; nothing may go between them. Raises
-    ConfigError for what cannot be.
+    pairs of participants without a link, in ascending order; nothing may go between them.
+    ``uneven_margin``: by how much another split must be faster than equal parts. Raises ConfigError
+    for what cannot be.
     """
 
     elements: int
@@ -91,6 +92,7 @@ class ReductionTask:
     streams_max: int = STREAMS_MAX
     bbr: tuple[bool, ...] = ()
     apart: tuple[tuple[int, int], ...] = ()
+    uneven_margin: float = 0.0
 
     def __post_init__(self) -> None:
         if self.elements < 1 or not 0 < self.bits <= 64:
@@ -321,6 +323,9 @@ def _candidates(
         ]
         if costs:
             cost, shards = min(costs, key=lambda entry: entry[0].seconds)
+            for even, split in costs:
+                if split == equal and cost.seconds > (1 - task.uneven_margin) * even.seconds:
+                    cost, shards = even, split
             yield _Candidate(shape.kind, shape, shards, size, cost, order, arity)
 
     everyone = star(n)

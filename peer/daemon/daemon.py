@@ -560,11 +560,8 @@ class Daemon:
     def is_local(self, peer: bytes) -> bool:
         return self.host.is_local(peer)
 
-    def tcp_info(self, peer: bytes) -> bytes:
-        return self.host.tcp_info(peer)
-
-    def srtt_s(self, peer: bytes) -> float:
-        return self.host.srtt_s(peer)
+    def least_rtt_s(self, peer: bytes) -> float:
+        return self.host.least_rtt_s(peer)
 
     def expel(self, peer: bytes, why: str) -> None:
         self.host.drop(peer, why, expelled=True)

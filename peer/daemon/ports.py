@@ -154,11 +154,8 @@ class LinkMonitorPort(Messenger, Protocol):
     def is_local(self, peer: bytes, /) -> bool:
         """Return whether ``peer`` runs on this machine: nobody measures such a link."""
 
-    def tcp_info(self, peer: bytes, /) -> bytes:
-        """Return the kernel's struct tcp_info of the control link to ``peer``; b"" without one."""
-
-    def srtt_s(self, peer: bytes, /) -> float:
-        """Return a round trip to ``peer`` that was measured while connecting; 0 without a link."""
+    def least_rtt_s(self, peer: bytes, /) -> float:
+        """Return the least round trip over the control link to ``peer``; 0 if none is known."""
 
     def round_bytes(self, peers: int, /) -> int:
         """Return what this peer sends in one round with so many peers, as far as is known."""

@@ -52,10 +52,12 @@ RTT_KEPT_S, RTT_STEP_S = 600.0, 60.0
 # packets, by the tenth where a stream starts; that says nothing of the path. Nor do losses count
 # for so long afterwards, because they are made good only then. Paced streams fill no queue.
 QUEUED_SHARE, QUEUED_S, QUEUE_REST_S = 1.25, 0.002, 1.0
-# Less than this says nothing of losses of a thousandth.
+# Losses are counted over windows of so many bytes, of which less would say nothing of losses of a
+# thousandth. The last so many count, but for the share with the most losses: a stream that has
+# found its rate too high loses many at once, often before the queue shows in a round trip.
 LOSS_BYTES_MIN = 1 << 20
-# What was sent before counts half when so much has been sent since.
-LOSS_BYTES_KEPT = 64 << 20
+LOSS_WINDOWS = 64
+LOSS_WINDOWS_LEFT_OUT = 0.25
 # Nobody plans with what has not been seen for so long.
 FORGOTTEN_S = 6 * 3600.0
 # A counted rate is one of so many round trips, since TCP sends in waves; and of so long, or of so
@@ -66,6 +68,9 @@ WINDOW_TRIPS, WINDOW_S, WINDOW_BYTES = 4.0, 1.0, 4 << 20
 FACTOR = 2.0
 # Round trips within a machine or a building differ by more than that, and nobody minds.
 RTT_MIN_S = 0.005
+# A probe has found what the path has once its rate was nearly that for so many round trips, and for
+# some readings of it. One that ends before that has found how fast TCP begins.
+SETTLED_TRIPS, SETTLED_S = 2.0, 0.15
 # Time between two lines about one pair. In its first so long a pair is only getting known.
 PAUSE_S = 60.0
 
@@ -76,13 +81,15 @@ class LinkEstimate:
 
     ``rtt_s``: the least round trip. ``out``: what can be sent. ``loss``: fraction of the bytes that
     had to be sent again while no queue stood on the way, None if too few were sent. ``age_s``: how
-    long ago the network last limited what was sent.
+    long ago the network last limited what was sent. ``is_bound``: nobody has seen what limits this
+    path, which has ``out`` and may have any more.
     """
 
     rtt_s: float = 0.0
     out: float = 0.0
     loss: float | None = None
     age_s: float = float("inf")
+    is_bound: bool = False
 
     @property
     def complete(self) -> bool:
@@ -101,12 +108,16 @@ class PairEstimate:
         self._bbr = bbr
         self._counted, self._brief = BestRate(), BestRate()
         self._rtts: deque[tuple[float, float]] = deque()  # (begin of a step, least of it)
-        self._sent = self._lost = 0.0
+        self._sent = self._lost = 0.0  # in the window at hand
+        self._losses: deque[tuple[float, float]] = deque(maxlen=LOSS_WINDOWS)  # (share, sent)
         self._queued_s = float("-inf")  # when there was last a queue on the way
         self._began_bytes = self._began_s = 0.0  # since it was idle
         self._window = RateWindow()
         self._free_s = float("-inf")  # the last free window of a round, or end of a probe
-        self._probe_best = 0.0  # the best that the kernel has seen in the probe at hand
+        self._probe_rates: list[tuple[float, float]] = []  # (time, rate) of the probe at hand
+        self._is_bound = (
+            False  # all that is known of the rate is that of a probe that was too short
+        )
 
     def handle(self, out: Sequence[TcpInterval], now_s: float, *, alone: bool, full: bool) -> None:
         """Take in what all streams to this peer did between two readings.
@@ -126,7 +137,7 @@ class PairEstimate:
         self._began_bytes += delivered
         self._began_s += max(one.busy_s for one in moving)
         if full:
-            self._probe_best = max(self._probe_best, *(one.rate for one in moving))
+            self._probe_rates.append((now_s, max(one.rate for one in moving)))
         elif self._began_bytes >= START_BYTES or self._began_s >= START_S:
             starved = any(one.app_limited for one in moving)
             self._sample(moving, delivered, now_s, held_back=starved or not alone)
@@ -149,18 +160,26 @@ class PairEstimate:
             self._rtts.popleft()
 
     def begin_probe(self) -> None:
-        self._probe_best = 0.0
+        self._probe_rates = []
 
     def probed(self, now_s: float) -> bool:
         """Believe the probe that has come to its end; return False if it has found nothing.
 
         It is too short to be counted over a window, and a first guess: rounds raise it.
         """
-        if self._probe_best:
+        best = max((rate for _, rate in self._probe_rates), default=0.0)
+        if best:
             few = self._more_streams_carried(1, now_s)
-            (self._counted.at_least if few else self._counted.free)(self._probe_best, now_s)
+            self._is_bound = not self._counted.value and not self._has_settled(best)
+            (self._counted.at_least if few else self._counted.free)(best, now_s)
             self._free_s = now_s
-        return self._probe_best > 0
+        return best > 0
+
+    def _has_settled(self, best: float) -> bool:
+        """Return whether the probe at hand went on for a while after it had found its best rate."""
+        first_s = next(at_s for at_s, rate in self._probe_rates if rate >= CONFIRMS * best)
+        last_s = self._probe_rates[-1][0]
+        return last_s - first_s >= max(SETTLED_S, SETTLED_TRIPS * self._rtt_s())
 
     def now(self, now_s: float) -> LinkEstimate:
         measured = self._free_s > float("-inf")
@@ -170,13 +189,16 @@ class PairEstimate:
             out=rate if measured else 0.0,
             loss=self._loss(),
             age_s=now_s - self._free_s,
+            is_bound=self._is_bound,
         )
 
     def _rtt_s(self) -> float:
         return min((rtt_s for _, rtt_s in self._rtts), default=0.0)
 
     def _loss(self) -> float | None:
-        return min(self._lost / self._sent, 1.0) if self._sent >= LOSS_BYTES_MIN else None
+        kept = sorted(self._losses)[: int((1 - LOSS_WINDOWS_LEFT_OUT) * len(self._losses))]
+        sent = sum(sent for _, sent in kept)
+        return min(sum(share * sent for share, sent in kept) / sent, 1.0) if sent else None
 
     def _rest(self) -> None:
         self._began_bytes = self._began_s = 0.0
@@ -204,6 +226,7 @@ class PairEstimate:
                 self._counted.at_least(rate, now_s)
             else:
                 self._counted.free(rate, now_s)
+                self._is_bound = False
             self._free_s = now_s
 
     def _more_streams_carried(self, count: int, now_s: float) -> bool:
@@ -219,8 +242,9 @@ class PairEstimate:
             return
         self._sent += sum(one.sent for one in moving)
         self._lost += sum(one.lost for one in moving)
-        while self._sent >= LOSS_BYTES_KEPT:
-            self._sent, self._lost = self._sent / 2, self._lost / 2
+        if self._sent >= LOSS_BYTES_MIN:
+            self._losses.append((self._lost / self._sent, self._sent))
+            self._sent = self._lost = 0.0
 
 
 class OwnLinks:

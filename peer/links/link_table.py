@@ -94,6 +94,17 @@ class LinkTable:
             if one != other and (one, other) not in nowhere
         )
 
+    def has_ends(self, participants: Collection[bytes]) -> bool:
+        """Return whether it is known what leaves and what enters each of these.
+
+        Rounds have shown it, or the peer's operator has capped it. Probes do not: see the planner.
+        """
+        rows = [self._rows.get(peer) for peer in participants]
+        return all(
+            row is not None and (row.up or row.up_cap) and (row.down or row.down_cap)
+            for row in rows
+        )
+
     def network(self, participants: Sequence[bytes]) -> Network:
         """Return the network of these peers in ascending order of peer id, whatever order is given.
 
@@ -129,6 +140,7 @@ class LinkTable:
         _fill_beside_local(pair, up, down)
         for (n, m), rate in pair.items():
             up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
+        _fill_between_known(pair, up, down)
         found = measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
         return replace(
             found,
@@ -157,6 +169,20 @@ def describe(network: Network) -> str:
     loss = max(float(network.loss[pair]) for pair in pairs)
     losses = f"up to {loss:.2%} loss" if loss >= LOSS_SHOWN else "no loss"
     return f"{units.count(len(pairs), 'link')}: {units.span(trips)}, {units.span(rates)}, {losses}"
+
+
+def _fill_between_known(
+    pair: dict[tuple[int, int], float], up: Sequence[float | None], down: Sequence[float | None]
+) -> None:
+    """Give the ways that nobody has measured what both of their ends are known to have.
+
+    So they have a pace as all others have: streams without one beside streams that keep to theirs
+    fill the queues of both, and make a round up to twice as long (docs/log.md).
+    """
+    for n, leaves in enumerate(up):
+        for m, enters in enumerate(down):
+            if n != m and (n, m) not in pair and leaves and enters:
+                pair[n, m] = min(leaves, enters)
 
 
 def _fill_beside_local(

@@ -96,7 +96,9 @@ class LinkMonitor:
             return LinkEstimate()
         link = pair.now(self._loop.time())
         return (
-            replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0) if self._daemon.is_local(peer) else link
+            replace(link, out=LOCAL_BYTES_PER_S, age_s=0.0, is_bound=False)
+            if self._daemon.is_local(peer)
+            else link
         )
 
     def status(self, peer: bytes) -> dict[str, Any]:
@@ -143,6 +145,16 @@ class LinkMonitor:
         self._table.put(self._me, self._row(self._loop.time()))
         return self._table.network(sorted(participants))
 
+    def is_seen(self, participants: Collection[bytes]) -> bool:
+        """Return whether rounds have shown what leaves and what enters each of these.
+
+        Of two, of whom this is one, they show the path: the rate of a probe was no bound, either.
+        """
+        if len(participants) == 2:
+            return not any(self.link(p).is_bound for p in participants if p != self._me)
+        self._table.put(self._me, self._row(self._loop.time()))
+        return self._table.has_ends(participants)
+
     def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
         """Return, for each peer in ascending order, whether losses need not slow its streams."""
         return self._table.bbr(participants)
@@ -171,10 +183,7 @@ class LinkMonitor:
         self._pairs = {peer: self._pairs.get(peer) or PairEstimate(bbr=bbr) for peer in others}
         for peer, pair in self._pairs.items():
             # Streams may have no moment without a queue. Small messages do, all day.
-            control = parse(self._daemon.tcp_info(peer))
-            # Through a relay or a proxy the kernel knows only the way there, and says nothing.
-            trip_s = control.min_rtt_s if control is not None else self._daemon.srtt_s(peer)
-            pair.round_trip(trip_s, now_s)
+            pair.round_trip(self._daemon.least_rtt_s(peer), now_s)
             full = peer == self._prober.filled
             alone = (full or of_two) and traffic.is_alone(peer)
             pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
@@ -213,7 +222,9 @@ class LinkMonitor:
             before, before_s = self._readings.get(stream, (None, at_s))
             self._readings[stream] = (info, at_s)
             did = between(before, info, at_s - before_s, stream.pace_bytes_per_s)
-            found[peer].append(replace(did, min_rtt_s=0.0) if stream.is_indirect else did)
+            if stream.is_indirect or stream.is_punched:
+                did = replace(did, min_rtt_s=0.0)  # no round trip to the peer: see least_rtt_s
+            found[peer].append(did)
         return found
 
     # ------------------------------------------------------------ messages
@@ -233,13 +244,17 @@ class LinkMonitor:
     def _row(self, now_s: float) -> LinkRow:
         links = {peer: self.link(peer) for peer in sorted(self._pairs)}
         up_cap, down_cap = self._caps.for_rounds() if self._caps is not None else (None, None)
+        up, down = self._own.up(now_s) or None, self._own.down(now_s) or None
         return LinkRow(
             peers=tuple(links),
             rtt_s=tuple(link.rtt_s or None for link in links.values()),
-            out=tuple(link.out or None for link in links.values()),
+            # Rounds have shown more than what is a bound only: what both ends have stands for it.
+            out=tuple(
+                None if link.is_bound and up else link.out or None for link in links.values()
+            ),
             loss=tuple(link.loss for link in links.values()),
-            up=self._own.up(now_s) or None,
-            down=self._own.down(now_s) or None,
+            up=up,
+            down=down,
             bbr=self._streams.bbr,
             up_cap=up_cap,
             down_cap=down_cap,

@@ -49,7 +49,10 @@ from atoll.peer.rounds.state import ReplicatedState
 LOOK_S = 1.0  # between two looks whether the plan still suits
 # Time between two plans for the same peers: so long a plan is tried before another one is made
 # of what it taught.
-REPLAN_S = 10.0
+REPLAN_S = 5.0
+# By how much another split must be faster than equal parts, if rounds have shown what links have,
+# and if only probes have. The model is least right where shares differ (cost_model.py).
+UNEVEN_MARGIN, PROBED_MARGIN = 0.05, 0.3
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
 COLLECTIVE_ELEMENTS = 4 << 20
@@ -62,7 +65,8 @@ GAPS_WAIT_S = 120.0
 # one from an estimate that is too low would cost.
 PACED_BYTES_PER_S_MAX = 125e6
 # By how much something must have changed before the plan is made again: estimates waver by less.
-CHANGE = 0.10
+# What has grown was held back by the plan before, and is let grow on: no estimate wavers upwards.
+CHANGE, GROWN = 0.10, 0.02
 # What streams to a lossy way may take of their pace without BBR: what is lost is sent again within.
 LOSSY_SLACK = 1.1
 # Latencies of less than this are those of a processor's queue, and decide nothing.
@@ -86,6 +90,8 @@ class MeasuredLinks(Protocol):
     def gaps(self, participants: Collection[bytes], apart: Collection[tuple[int, int]]) -> int: ...
 
     def network(self, participants: Collection[bytes]) -> Network: ...
+
+    def is_seen(self, participants: Collection[bytes]) -> bool: ...
 
     def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]: ...
 
@@ -145,7 +151,7 @@ class Planner:
         network = self._links.network(participants)
         if same and self._network is not None and not differs(self._network, network):
             return
-        bbr = self._links.bbr(participants)
+        bbr, is_seen = self._links.bbr(participants), self._links.is_seen(participants)
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
         plan = await asyncio.to_thread(
             plan_rounds,
@@ -157,6 +163,7 @@ class Planner:
             kinds=kinds,
             apart=apart,
             relayed=ways_by_relay,
+            is_seen=is_seen,
         )
         if self._training() != training:
             return
@@ -297,16 +304,21 @@ def plan_rounds(
     kinds: tuple[str, ...] = KINDS,
     apart: Pairs = (),
     relayed: RelayedWays = NO_RELAYS,
+    is_seen: bool = True,
 ) -> RoundPlan:
     """Plan rounds of these participants over a vector of this grid. May take seconds for very many.
 
     They are in ascending order of peer id, as ``network`` has them. ``codec`` is that of the
     result. ``bbr``, ``kinds``, ``apart``: see ReductionTask. ``relayed``: the pairs that relays
     carry. Their ways are used where that is faster, by more than the model may be wrong by, than to
-    go without them: they cost somebody else twice what they carry.
+    go without them: they cost somebody else twice what they carry. ``is_seen``: false if all that
+    is known of these links is what probes have found. Then nothing has a pace, and all own equal
+    parts where another split is not much faster: probes may be wrong by half, and a pace would keep
+    rounds from showing it.
     """
     network = relayed.limit(network, participants)
     task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)
+    task = replace(task, uneven_margin=UNEVEN_MARGIN if is_seen else PROBED_MARGIN)
     task, choice = _choose(network, task, tuple(map(short, participants)), relayed)
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
     result_bytes = codec.encoded_bytes(grid.total)
@@ -318,6 +330,8 @@ def plan_rounds(
     why = _why(choice, relayed.describe(by_relays))
     layout = Layout(choice.kind, choice.shards, order, max(1, choice.arity), why)
     pace = paces(network, carried)
+    if not is_seen:
+        pace[:] = 0.0
     pace[np.isinf(network.pair)] = 0.0
     streams = {(source, target): count for source, target, count in choice.streams}
     told, without = {}, frozenset(task.apart)
@@ -387,7 +401,7 @@ def differs(before: Network, now: Network) -> bool:
     if before.count != now.count or before.sites != now.sites:
         return True
     for one, other in ((before.up, now.up), (before.down, now.down), (before.pair, now.pair)):
-        if not np.allclose(one, other, rtol=CHANGE, atol=0.0):
+        if (other > (1 + GROWN) * one).any() or (other < (1 - CHANGE) * one).any():
             return True
     return not (
         np.allclose(before.latency_s, now.latency_s, rtol=2 * CHANGE, atol=LATENCY_CHANGE_S)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -37,6 +38,10 @@ ANSWER_TIMEOUT_S = 2.0  # for the answer whether a probe may be sent
 # While a probe is sent its stream keeps to no pace. Not 0: then nobody could tell whether somebody
 # else has set one meanwhile, which is to stay.
 PROBE_PACE = 1e12
+# Where both ends have dialled at once the kernel takes the time between their SYNs for the first
+# round trip, anything from 0 on. BBR makes its window for the least of ten seconds, so that until
+# then it gets slower with every turn, and a probe finds a tenth of what the path has.
+PUNCHED_YOUNG_S = 12.0
 
 
 class ProbeStreams(Protocol):
@@ -137,6 +142,8 @@ class Prober:
             asked = answer.granted
             if asked and self._turns.begins(self._loop.time()) and not self._reducing():
                 stream = await self._streams.to(peer)
+                if stream.is_punched and time.monotonic() - stream.began_s < PUNCHED_YOUNG_S:
+                    return
                 probe.began_s = self._loop.time()
                 pair.begin_probe()
                 try:

@@ -243,6 +243,11 @@ class ConnectionManager:
         link = self._links.get(peer_id)
         return link.tcp_info() if link is not None else b""
 
+    def least_rtt_s(self, peer_id: bytes) -> float:
+        """Return the least round trip to ``peer_id`` of late in seconds; 0 if none is known."""
+        link = self._links.get(peer_id)
+        return link.least_rtt_s() if link is not None else 0.0
+
     async def dial(
         self,
         address: str,

@@ -11,12 +11,14 @@ import contextlib
 import enum
 import socket
 import ssl
+import time
 import traceback
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import PurePath
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
+from atoll.peer.links.tcp_info import parse
 from atoll.peer.net.address_kind import NAME, address_kind
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
@@ -41,6 +43,8 @@ CONTROL_QUEUE_BYTES_MAX = 8 << 20
 NO_PROGRESS_TIMEOUT_S = 10.0
 # How long the side that does not close a superseded link waits for the side that does.
 DRAIN_TIMEOUT_S = 5.0
+# Ten beats and more: what the first round trip was weighs a quarter of a smoothed one by then.
+PUNCHED_RTT_S = 3.0
 # So many calls of a defect's traceback are in the log: where it arose and who called that.
 DEFECT_CALLS = 4
 
@@ -83,6 +87,7 @@ class ControlLink:
         self._incoming, self._outgoing = connection.incoming, connection.outgoing
         self.relay, self.is_punched = relay_of(self._sock), is_punched(self._sock)
         self.met_ip = met_ip_of(self._sock)
+        self._began_s = time.monotonic()
         self.is_proxied = is_proxied(self._sock)  # through this machine's proxy
         self._is_indirect = is_indirect(self._sock)
         self.local_ip = local_ip(self._sock)
@@ -125,6 +130,17 @@ class ControlLink:
         None of one through a relay or a proxy: what that acknowledges says nothing about the peer.
         """
         return b"" if self._is_indirect else tcp_info(self._sock)
+
+    def least_rtt_s(self) -> float:
+        """Return the least round trip of late in seconds, as far as the kernel knows it, else 0."""
+        known = parse(self.tcp_info())
+        if known is None:  # as through a relay, of which it knows only the way there
+            return self.rtt_s
+        if not self.is_punched:
+            return known.min_rtt_s
+        # Where both ends have dialled at once, its first round trip is the time between their SYNs,
+        # anything from 0 on: the least for minutes, and forgotten by the mean after some beats.
+        return known.rtt_s if time.monotonic() - self._began_s > PUNCHED_RTT_S else 0.0
 
     @property
     def proved_ip(self) -> str:

@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 
 from atoll.collectives.engine.send import Receipt
 from atoll.collectives.errors import AtollError, ConnectError
-from atoll.collectives.planning.pacing import is_open, stripe_pace
+from atoll.collectives.planning.pacing import TRIAL_FACTOR, is_trial, stripe_pace
 from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.schedule.schedule import FrameKind
 from atoll.collectives.threads import worker
@@ -43,8 +43,8 @@ OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the ro
 # A stream that another one replaces may still carry a round or a transfer: it is closed when it has
 # been idle for so long. Who waits longer than this for a turn has been given up.
 RETIRED_IDLE_S = 30.0
-# Of a pace: what changes by less is the same one, as plans have it (links/planner.py).
-PACE_CHANGE = 0.1
+# Of a pace: what changes by less is the same one.
+PACE_CHANGE = 0.01
 REDUCED = frozenset(FrameKind)
 # Frames of all other kinds are parts of rounds, vectors that trainers exchange among them.
 PURPOSES = {
@@ -151,10 +151,8 @@ class Streams:
         self._numbers = itertools.count(1)  # of incoming streams
         self._stripes: dict[bytes, int] = {}  # where it is not one
         self._paces: dict[bytes, StreamPace] = {}
-        self._paced = True  # in the round at hand ...
-        self._open_to: set[bytes] = set()  # ... and to whom not even then
-        # To whom there are more stripes than in the last round, or another pace.
-        self._untried: set[bytes] = set()
+        # How many times their pace streams may take, in the round at hand and the next.
+        self._times = self._times_next = 1.0
         self._sent_before = 0  # bytes of streams that are gone
         self._sent_for_rounds_before = 0
         self._received_before = 0
@@ -232,34 +230,33 @@ class Streams:
         """Use ``count`` streams to this peer from the next round on; what is open stays so."""
         count = min(max(1, count), STREAMS_MAX)
         if count > self.stripes(peer):
-            self._untried.add(peer)
+            self._times_next = TRIAL_FACTOR
         self._stripes[peer] = count
         self._keep_pace(peer)
 
     def pace(self, peer: bytes, bytes_per_s: float, *, lossy: bool = False) -> None:
         """Send no faster to this peer, over all stripes together, from now on; 0: no pace."""
-        if not same_pace(self._paces.get(peer, StreamPace()).bytes_per_s, bytes_per_s):
-            self._untried.add(peer)
+        before = self._paces.get(peer, StreamPace()).bytes_per_s
+        if not same_pace(before, bytes_per_s):
+            self._times_next = TRIAL_FACTOR
         self._paces[peer] = StreamPace(bytes_per_s, lossy)
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
         """Set or lift the paces for a round.
 
-        Some rounds go without paces: they show what links have gained. So does the first one over
-        more stripes to a peer, or with another pace: it shows whether fewer stripes, or a probe
-        that was too short, had limited what was measured.
+        Some rounds are trials: they show what links have gained. So is the first of each plan that
+        changes anything: it shows whether the links have more than the plan before has let through.
         """
-        before = (self._paced, self._open_to)
-        self._paced, self._open_to, self._untried = not is_open(number), self._untried, set()
-        if before != (self._paced, self._open_to):
+        before, trial = self._times, TRIAL_FACTOR if is_trial(number) else 1.0
+        self._times, self._times_next = max(self._times_next, trial), 1.0
+        if before != self._times:
             for peer in self._paces:
                 self._keep_pace(peer)
 
     def _keep_pace(self, peer: bytes) -> None:
         wanted = self._paces.get(peer, StreamPace())
-        is_paced = self._paced and peer not in self._open_to
-        rate = stripe_pace(wanted.bytes_per_s, self.stripes(peer)) if is_paced else 0.0
+        rate = self._times * stripe_pace(wanted.bytes_per_s, self.stripes(peer))
         for stripe, stream in self._outgoing.items():
             if stripe.peer != peer:
                 continue
@@ -362,7 +359,6 @@ class Streams:
         self.close_to(peer)
         self.reached.discard(peer)
         self._stripes.pop(peer, None)
-        self._untried.discard(peer)
         self._paces.pop(peer, None)
 
     def close(self) -> None:

@@ -110,6 +110,7 @@ class DataStream(abc.ABC):
         self.is_outdated = False  # there is a better way to the peer now
         self.is_indirect = is_indirect(sock)  # through a relay or a proxy
         self.is_punched = is_punched(sock)  # neither end can dial the other
+        self.began_s = time.monotonic()
         self._aside = False
         self._purpose = CONTROL  # of what is given to the kernel at the moment
         self._handed_bytes = 0  # to the kernel, with framing

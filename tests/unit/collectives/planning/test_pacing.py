@@ -11,10 +11,10 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.network_model import measured, uniform
 from atoll.collectives.planning.pacing import (
     LINK_SHARE,
-    OPEN_EVERY,
     STRIPE_SLACK,
+    TRIAL_EVERY,
     carried_bytes,
-    is_open,
+    is_trial,
     paces,
     stripe_pace,
 )
@@ -91,9 +91,9 @@ def test_several_streams_get_more_than_their_parts_but_not_much() -> None:
     assert stripe_pace(0.0, 16) == 0.0  # unlimited stays so
 
 
-def test_some_rounds_go_without_paces() -> None:
-    found = [number for number in range(1, 5 * OPEN_EVERY + 1) if is_open(number)]
-    assert found == [OPEN_EVERY * n for n in range(1, 6)]
+def test_some_rounds_are_trials() -> None:
+    found = [number for number in range(1, 5 * TRIAL_EVERY + 1) if is_trial(number)]
+    assert found == [TRIAL_EVERY * n for n in range(1, 6)]
 
 
 def test_results_may_be_larger_than_parts() -> None:

@@ -129,9 +129,16 @@ def test_a_way_is_known_by_what_its_ends_have() -> None:
     assert network.alone_bytes_per_s()[0, 2] == min(RATES[A, B], RATES[B, C])
     describe(network)
     picture = LinkTable()
+    assert not picture.has_ends(PEERS)
     for peer in PEERS:
         picture.put(peer, row(peer, out=(None, None), up=2e6, down=4e6))
     assert picture.gaps(PEERS) == 0
+    assert picture.has_ends(PEERS)
+    assert picture.network(PEERS).pair[0, 2] == 2e6, "so that it has a pace, as all others have"
+    picture.put(A, row(A, up=2e6))
+    assert not picture.has_ends(PEERS)
+    picture.put(A, row(A, up=2e6, down_cap=1e6))
+    assert picture.has_ends(PEERS)
 
 
 def test_what_a_machine_has_within_says_nothing_of_its_link_to_others() -> None:

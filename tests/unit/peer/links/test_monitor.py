@@ -29,6 +29,7 @@ from atoll.peer.links.messages import (
 )
 from atoll.peer.links.monitor import LinkMonitor
 from atoll.peer.links.probe_schedule import PROBE_BYTES_MAX, PROBE_BYTES_MIN
+from atoll.peer.links.prober import PUNCHED_YOUNG_S
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.membership.view import Member, View
 from atoll.peer.streams.frames import DATA_HEADER_BYTES, DataHeader, pack_header, unpack_header
@@ -58,15 +59,13 @@ class Site:
         self.sent: list[object] = []
         self.links: dict[bytes, Site] = {}
         self.refuses, self.bbr = False, True
-        self.srtt_s = 0.0  # as the handshake measured it
-        self.control: DataStream | None = None  # what stands for the control links
+        self.least_rtt_s = 0.0  # of the control link
         self.monitor = LinkMonitor(
             me=me,
             streams=self,
             daemon=SimpleNamespace(
-                tcp_info=lambda peer: self.control.tcp_info() if self.control is not None else b"",
                 is_local=lambda peer: self.local,
-                srtt_s=lambda peer: self.srtt_s,
+                least_rtt_s=lambda peer: self.least_rtt_s,
                 link_peers=lambda: [peer for peer in (A, B, C) if peer not in self.unlinked],
                 send=self.send,
                 view=lambda: self.view,
@@ -182,6 +181,8 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
             assert a.monitor.bbr([B, A]) == (True, False), "as each says of itself"
             assert network.count == 2
             assert network.pair[0, 1] == a.monitor.link(B).out > 1e6
+            assert a.monitor.link(B).is_bound, "1 MiB within a machine is over before TCP has begun"
+            assert not a.monitor.is_seen([A, B])
             assert network.pair[1, 0] > 1e6, "as B has said"
             assert 0 < network.latency_s[0, 1] < 0.1
             for site, other in ((a, B), (b, A)):
@@ -268,11 +269,11 @@ def test_a_probe_ends_when_something_arrives(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_round_trips_are_those_of_small_messages_too() -> None:
     async def play(a: Site, b: Site) -> None:
-        a.control, a.out = a.out[B], {}
+        a.least_rtt_s, streams, a.out = 0.02, a.out, {}
         assert a.monitor.status(B) == {}
         a.monitor.look()
-        assert list(a.monitor.status(B)) == ["rtt_ms"]
-        a.out = {B: a.control}
+        assert a.monitor.status(B) == {"rtt_ms": 20.0}
+        a.out = streams
 
     scenario(play)
 
@@ -316,6 +317,20 @@ def test_a_stream_that_cannot_be_had_ends_the_probe() -> None:
             await eventually(lambda: a.said(ProbeOver))
             await asyncio.sleep(0.5)
             assert len(a.said(AskProbe)) == 1, "not again so soon"
+
+    scenario(play)
+
+
+def test_a_stream_for_which_both_ends_have_dialled_is_not_probed_at_once() -> None:
+    """What BBR takes for a round trip then makes it find a tenth of what the path has."""
+
+    async def play(a: Site, b: Site) -> None:
+        a.out[B].is_punched = True
+        async with running(a):
+            await eventually(lambda: len(a.said(ProbeOver)) > 1)
+            assert a.probe_bytes == 0
+            a.out[B].began_s -= PUNCHED_YOUNG_S
+            await eventually(lambda: a.probe_bytes > 0)
 
     scenario(play)
 

@@ -39,7 +39,7 @@ class Site:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.peer, self.node = peer_id(name), cluster.host(name).node
         self.rate, self.unknown = FAST, 0
-        self.loss, self.has_bbr = 0.0, True
+        self.loss, self.has_bbr, self.has_seen = 0.0, True, True
         self.relays: dict[bytes, float] = {}
         self.state: ReplicatedState | None = state()
         self.stripes: dict[bytes, int] = {}
@@ -80,6 +80,9 @@ class Site:
             latency_s=dict.fromkeys(pairs, 0.02),
             loss=dict.fromkeys(pairs, self.loss),
         )
+
+    def is_seen(self, participants: Collection[bytes]) -> bool:
+        return self.has_seen
 
     def bbr(self, participants: Collection[bytes]) -> tuple[bool, ...]:
         return (self.has_bbr,) * len(participants)

@@ -27,6 +27,7 @@ from atoll.peer.net.hello import (
     Refused,
 )
 from atoll.peer.net.invite import fingerprint_of
+from atoll.peer.net.link import PUNCHED_RTT_S
 from atoll.peer.net.tls import TlsChannel
 from atoll.peer.net.wire import encode, frame, message
 
@@ -59,7 +60,15 @@ def test_messages_go_both_ways_in_order(net: Net) -> None:
             counted = parse(a.host.tcp_info(b.id))
             assert counted is not None
             assert 0 < counted.min_rtt_s < 5
+            assert 0 < a.host.least_rtt_s(b.id) <= counted.min_rtt_s
+            link = a.host.link_of(b.id)
+            assert link is not None
+            link.is_punched = True  # its first round trip was that between two SYNs
+            assert a.host.least_rtt_s(b.id) == 0.0
+            link._began_s -= PUNCHED_RTT_S
+            assert a.host.least_rtt_s(b.id) > 0.0
         assert a.host.tcp_info(a.id) == b"", "no link"
+        assert a.host.least_rtt_s(a.id) == 0.0
         said = sum(len(frame(encode(LinkNote(-number)))) for number in range(100))
         assert a.host.counts.received == b.host.counts.sent
         assert b.host.counts.received == a.host.counts.sent

@@ -13,7 +13,7 @@ import pytest
 from harness.runner_sites import Site, begin_of, by_hand, eventually, prepare, scenario
 
 from atoll.collectives.errors import ConnectError
-from atoll.collectives.planning.pacing import OPEN_EVERY, stripe_pace
+from atoll.collectives.planning.pacing import TRIAL_EVERY, TRIAL_FACTOR, stripe_pace
 from atoll.collectives.schedule.plan import STREAMS_MAX
 from atoll.collectives.schedule.schedule import FrameKind
 from atoll.peer.links.messages import PROBE, probe_header
@@ -227,28 +227,28 @@ def test_a_pace_holds_for_all_stripes_together_and_for_those_to_come(tmp_path: P
         streams = a.executor.streams
         streams.pace(b.me, 8e6)
         await run_round(sites, 2, 1)
-        assert [stream.pace_bytes_per_s for stream in opened(a, b)] == [0.0], (
+        assert [stream.pace_bytes_per_s for stream in opened(a, b)] == [TRIAL_FACTOR * 8e6], (
             "the first round with another pace is to show what the link has"
         )
-        streams.pace(b.me, 8.1e6)  # as an estimate wavers
+        streams.pace(b.me, 8.01e6)  # as an estimate wavers
         await run_round(sites, 3, 1)
-        assert [stream.pace_bytes_per_s for stream in opened(a, b)] == [8.1e6]
+        assert [stream.pace_bytes_per_s for stream in opened(a, b)] == [8.01e6]
         streams.pace(b.me, 8e6)
         widen(sites)
         await run_round(sites, 4, 1)
         await eventually(lambda: len(opened(a, b)) == STRIPES)
-        each = {stripe_pace(8e6, STRIPES)}
-        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}, (
+        each = stripe_pace(8e6, STRIPES)
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {TRIAL_FACTOR * each}, (
             "the first round over more of them is to show what fewer could not"
         )
         widen(sites)
         await run_round(sites, 5, 1)
-        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == each
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {each}
         assert {stream.pace_bytes_per_s for stream in opened(b, a)} == {0.0}
-        streams.begin_round(OPEN_EVERY)  # which is to show what the link has
-        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}
-        streams.begin_round(OPEN_EVERY + 1)
-        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == each
+        streams.begin_round(TRIAL_EVERY)  # which is to show what the link has
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {TRIAL_FACTOR * each}
+        streams.begin_round(TRIAL_EVERY + 1)
+        assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {each}
         streams.pace(b.me, 0.0)
         assert {stream.pace_bytes_per_s for stream in opened(a, b)} == {0.0}
 
