@@ -240,7 +240,7 @@ bench-operated: $(STAMP)
 bench-telemetry: $(STAMP)
 	$(BIN)/python tests/benchmarks/telemetry.py $(ARGS)
 
-# As root, on an idle machine: twelve minutes. ARGS="--only equal far --seed 7": two shapes.
+# As root, on an idle machine: a quarter of an hour. ARGS="--only equal far --seed 7": two shapes.
 bench-plan: $(STAMP)
 	$(BIN)/python tests/benchmarks/plan.py $(ARGS)
 

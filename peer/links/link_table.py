@@ -95,15 +95,19 @@ class LinkTable:
         )
 
     def has_ends(self, participants: Collection[bytes]) -> bool:
-        """Return whether it is known what leaves and what enters each of these.
+        """Return whether it is known what leaves and what enters each of these, not bounds alone.
 
-        Rounds have shown it, or the peer's operator has capped it. Probes do not: see the planner.
+        Rounds have shown it, or probes that lasted, or the peer's operator has capped it.
         """
-        rows = [self._rows.get(peer) for peer in participants]
-        return all(
-            row is not None and (row.up or row.up_cap) and (row.down or row.down_cap)
-            for row in rows
-        )
+        everyone = set(participants)
+        rows = {peer: row for peer, row in self._rows.items() if peer in everyone}
+        leaving = {peer for peer, row in rows.items() if row.up or row.up_cap}
+        entering = {peer for peer, row in rows.items() if row.down or row.down_cap}
+        for peer, row in rows.items():
+            sure = {p for p, out in zip(row.peers, row.out, strict=True) if out} - {*row.bounds}
+            entering |= sure & everyone
+            leaving |= {peer} if sure & everyone else set()
+        return leaving == entering == everyone
 
     def network(self, participants: Sequence[bytes]) -> Network:
         """Return the network of these peers in ascending order of peer id, whatever order is given.
@@ -140,7 +144,14 @@ class LinkTable:
         _fill_beside_local(pair, up, down)
         for (n, m), rate in pair.items():
             up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
-        _fill_between_known(pair, up, down)
+        bounds = {
+            (n, index[other])
+            for peer, n in index.items()
+            if peer in self._rows
+            for other in self._rows[peer].bounds
+            if other in index
+        }
+        _fill_between_known(pair, up, down, bounds)
         found = measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
         return replace(
             found,
@@ -172,16 +183,21 @@ def describe(network: Network) -> str:
 
 
 def _fill_between_known(
-    pair: dict[tuple[int, int], float], up: Sequence[float | None], down: Sequence[float | None]
+    pair: dict[tuple[int, int], float],
+    up: Sequence[float | None],
+    down: Sequence[float | None],
+    bounds: Collection[tuple[int, int]],
 ) -> None:
-    """Give the ways that nobody has measured what both of their ends are known to have.
+    """Give the ways that nobody has measured what rounds have shown both of their ends to have.
+
+    So do those of which only a bound is known.
 
     So they have a pace as all others have: streams without one beside streams that keep to theirs
     fill the queues of both, and make a round up to twice as long (docs/log.md).
     """
     for n, leaves in enumerate(up):
         for m, enters in enumerate(down):
-            if n != m and (n, m) not in pair and leaves and enters:
+            if n != m and leaves and enters and ((n, m) not in pair or (n, m) in bounds):
                 pair[n, m] = min(leaves, enters)
 
 
@@ -246,6 +262,8 @@ class RowTimes:
 def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
     """Return whether somebody who knows ``before`` should know ``after``."""
     if before is None or set(before.peers) != set(after.peers):
+        return True
+    if set(before.bounds) != set(after.bounds):
         return True
     ends = ("up", "down", "up_cap", "down_cap")
     if any(_differs(getattr(before, end), getattr(after, end)) for end in ends):

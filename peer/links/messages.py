@@ -36,6 +36,7 @@ class LinkRow:
     second of the wire. ``rtt_s``: the least round trip to each. ``loss``: fraction of the bytes to
     each that were sent again. ``bbr``: losses need not slow what it sends. ``up_cap``,
     ``down_cap``: what it may send and receive, in bytes per second, whatever its links carry.
+    ``bounds``: to these it can send what ``out`` says, and nobody has seen what limits that.
     """
 
     peers: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
@@ -47,6 +48,7 @@ class LinkRow:
     bbr: bool = False
     up_cap: float | None = None
     down_cap: float | None = None
+    bounds: Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         if {len(self.rtt_s), len(self.out), len(self.loss)} != {len(self.peers)}:

@@ -146,12 +146,7 @@ class LinkMonitor:
         return self._table.network(sorted(participants))
 
     def is_seen(self, participants: Collection[bytes]) -> bool:
-        """Return whether rounds have shown what leaves and what enters each of these.
-
-        Of two, of whom this is one, they show the path: the rate of a probe was no bound, either.
-        """
-        if len(participants) == 2:
-            return not any(self.link(p).is_bound for p in participants if p != self._me)
+        """Return whether it is known, by more than bounds, what leaves and what enters each."""
         self._table.put(self._me, self._row(self._loop.time()))
         return self._table.has_ends(participants)
 
@@ -244,20 +239,17 @@ class LinkMonitor:
     def _row(self, now_s: float) -> LinkRow:
         links = {peer: self.link(peer) for peer in sorted(self._pairs)}
         up_cap, down_cap = self._caps.for_rounds() if self._caps is not None else (None, None)
-        up, down = self._own.up(now_s) or None, self._own.down(now_s) or None
         return LinkRow(
             peers=tuple(links),
             rtt_s=tuple(link.rtt_s or None for link in links.values()),
-            # Rounds have shown more than what is a bound only: what both ends have stands for it.
-            out=tuple(
-                None if link.is_bound and up else link.out or None for link in links.values()
-            ),
+            out=tuple(link.out or None for link in links.values()),
             loss=tuple(link.loss for link in links.values()),
-            up=up,
-            down=down,
+            up=self._own.up(now_s) or None,
+            down=self._own.down(now_s) or None,
             bbr=self._streams.bbr,
             up_cap=up_cap,
             down_cap=down_cap,
+            bounds=tuple(peer for peer, link in links.items() if link.is_bound),
         )
 
     def _tell(self, view: View, now_s: float) -> None:

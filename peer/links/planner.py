@@ -52,7 +52,7 @@ LOOK_S = 1.0  # between two looks whether the plan still suits
 REPLAN_S = 5.0
 # By how much another split must be faster than equal parts, if rounds have shown what links have,
 # and if only probes have. The model is least right where shares differ (cost_model.py).
-UNEVEN_MARGIN, PROBED_MARGIN = 0.05, 0.3
+UNEVEN_MARGIN, PROBED_MARGIN = 0.05, 0.2
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
 COLLECTIVE_ELEMENTS = 4 << 20
@@ -311,10 +311,10 @@ def plan_rounds(
     They are in ascending order of peer id, as ``network`` has them. ``codec`` is that of the
     result. ``bbr``, ``kinds``, ``apart``: see ReductionTask. ``relayed``: the pairs that relays
     carry. Their ways are used where that is faster, by more than the model may be wrong by, than to
-    go without them: they cost somebody else twice what they carry. ``is_seen``: false if all that
-    is known of these links is what probes have found. Then nothing has a pace, and all own equal
-    parts where another split is not much faster: probes may be wrong by half, and a pace would keep
-    rounds from showing it.
+    go without them: they cost somebody else twice what they carry. ``is_seen``: false if of some
+    links no more is known than what short probes have found. Then nothing has a pace, and all own
+    equal parts where another split is not much faster: such probes may be wrong by half, and a pace
+    would keep rounds from showing it.
     """
     network = relayed.limit(network, participants)
     task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)

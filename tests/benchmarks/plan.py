@@ -1,6 +1,6 @@
 """How well `atoll plan` predicts rounds of real daemons, and how good its choice is; as root.
 
-    python tests/benchmarks/plan.py [--only shapes | NAME ... | choice] [--seed 7] [--rounds 5]
+    python tests/benchmarks/plan.py [--only shapes | NAME ... | choice] [--seed 7] [--rounds 9]
 
 Hosts of a lab, each with a daemon and a trainer whose steps are a sleep. *Shapes*: four that stay
 the same and two that are drawn (the seed is printed; at most 4 hosts, 50 Mbit/s, 5 million
@@ -8,7 +8,7 @@ parameters, so that the cores of this machine are not the limit). The round that
 predicts from what the lab was told, beside the median of the rounds after the links were measured;
 the bar is 15 %. *Choice*: seven candidates on one shape, each run; how many more samples per second
 the best of those makes whose documented loss is no worse than that of the one that is recommended;
-the bar is 10 %. Takes about twelve minutes.
+the bar is 10 %. Takes about fifteen minutes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=["shapes", "choice"])
     parser.add_argument("--seed", type=int, default=None, help="of the shapes that are drawn")
-    parser.add_argument("--rounds", type=int, default=5, help="that count, of each")
+    parser.add_argument("--rounds", type=int, default=9, help="that count, of each")
     chosen = parser.parse_args()
     seed = int(time.time()) % 10_000 if chosen.seed is None else chosen.seed
     shapes = (*SHAPES, *drawn(seed))

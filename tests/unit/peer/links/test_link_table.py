@@ -130,14 +130,24 @@ def test_a_way_is_known_by_what_its_ends_have() -> None:
     describe(network)
     picture = LinkTable()
     assert not picture.has_ends(PEERS)
+    assert full().has_ends(PEERS), "probes that lasted are enough"
+    picture.put(A, row(A, bounds=(B, C)))
+    picture.put(B, row(B, bounds=(A, C)))
+    picture.put(C, row(C, bounds=(A,)))
+    assert not picture.has_ends(PEERS)
+    assert picture.network(PEERS).pair[0, 1] == RATES[A, B]
+    picture.put(A, row(A, bounds=(B, C), up=9e6))
+    picture.put(B, row(B, bounds=(A, C), down=8e6))
+    assert picture.network(PEERS).pair[0, 1] == 8e6, "rounds have shown more than the bound"
     for peer in PEERS:
         picture.put(peer, row(peer, out=(None, None), up=2e6, down=4e6))
     assert picture.gaps(PEERS) == 0
     assert picture.has_ends(PEERS)
     assert picture.network(PEERS).pair[0, 2] == 2e6, "so that it has a pace, as all others have"
-    picture.put(A, row(A, up=2e6))
+    assert has_changed(row(A), row(A, bounds=(B,)))
+    picture.put(A, row(A, out=(None, None), up=2e6))
     assert not picture.has_ends(PEERS)
-    picture.put(A, row(A, up=2e6, down_cap=1e6))
+    picture.put(A, row(A, out=(None, None), up=2e6, down_cap=1e6))
     assert picture.has_ends(PEERS)
 
 

@@ -183,6 +183,7 @@ def test_both_ways_are_probed_and_the_coordinator_hears_of_it() -> None:
             assert network.pair[0, 1] == a.monitor.link(B).out > 1e6
             assert a.monitor.link(B).is_bound, "1 MiB within a machine is over before TCP has begun"
             assert not a.monitor.is_seen([A, B])
+            assert a.monitor._row(0.0).bounds == (B,)
             assert network.pair[1, 0] > 1e6, "as B has said"
             assert 0 < network.latency_s[0, 1] < 0.1
             for site, other in ((a, B), (b, A)):
