@@ -104,12 +104,12 @@ def test_a_way_that_nobody_has_measured_keeps_no_pace_and_the_others_do() -> Non
 
 
 def test_what_only_probes_have_found_gives_no_paces_and_no_slightly_uneven_shares() -> None:
-    for rates, is_even in (((100, 100, 70, 100), True), ((100, 100, 10, 100), False)):
+    for rates, is_even in (((100, 100, 85, 100), True), ((100, 100, 10, 100), False)):
         plan = plan_rounds(PEERS, wide(*rates), GRID, FLOAT, is_seen=False)
         assert all(told.pace == (0.0, 0.0, 0.0) for told in plan.told.values())
         shares = plan.advice.layout.shares
         assert (max(shares) - min(shares) <= 1) == is_even
-    seen = plan_rounds(PEERS, wide(100, 100, 70, 100), GRID, FLOAT)
+    seen = plan_rounds(PEERS, wide(100, 100, 85, 100), GRID, FLOAT)
     assert seen.advice.layout.shares[2] < max(seen.advice.layout.shares) - 1
     even = plan_rounds(PEERS, wide(100, 100, 97, 100), GRID, FLOAT).advice.layout.shares
     assert max(even) - min(even) <= 1, "the model is right by less than that"
