@@ -19,6 +19,7 @@ BODIES = (
     "flat",
     "gram",
     "halves",
+    "levels",
     "random",
     "rows",
     "sketch",

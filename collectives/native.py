@@ -37,13 +37,16 @@ KERNEL_CODECS: Final = (
     "int4_sr",
     "int4_shift",
     "fp4_e3m0",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "dynamic8",
     "topk",
 )
 
 ROWS_MAX: Final = 256  # for `mix`, `order` and `gram`; columns stay in the first-level cache
 PIECE: Final = 4_096  # elements in which there are whole blocks of every codec
 # INTERFACE of the sources that belong to this file (native/module.c).
-_INTERFACE: Final = 5
+_INTERFACE: Final = 6
 _VARIABLE: Final = "ATOLL_KERNELS"
 
 

@@ -30,6 +30,7 @@
 #include "body_flat.h"
 #include "body_gram.h"
 #include "body_halves.h"
+#include "body_levels.h"
 #include "body_rows.h"
 #include "body_sketch.h"
 #include "body_topk.h"
@@ -47,7 +48,8 @@
         #LEVEL,                                                                       \
         {CODEC(float32), CODEC(bfloat16), CODEC(float16), CODEC(int8),                \
          CODEC_LIKE(int8_sr, int8), CODEC(int8_shift), CODEC(int4),                   \
-         CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0), CODEC(topk)}, \
+         CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0),               \
+         CODEC(fp8_e4m3), CODEC(fp8_e5m2), CODEC(dynamic8), CODEC(topk)},             \
         {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                \
         weigh, mix_rows, order_rows, gram, sketch, squares, peaks,                    \
     }

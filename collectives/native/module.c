@@ -30,7 +30,8 @@ static const kernels *fastest_with_avx512(void)
     memcpy(found.rules, kernels_avx2.rules, sizeof found.rules);
     for (int i = 0; i < CODECS; i++)
         if (strncmp(found.codecs[i].name, "int4", 4) == 0 ||
-            strncmp(found.codecs[i].name, "fp4", 3) == 0) {
+            strncmp(found.codecs[i].name, "fp4", 3) == 0 ||
+            strncmp(found.codecs[i].name, "dynamic", 7) == 0) {
             found.codecs[i].decode = kernels_avx2.codecs[i].decode;
             found.codecs[i].decode_add = kernels_avx2.codecs[i].decode_add;
         }
@@ -547,7 +548,7 @@ static PyMethodDef methods[] = {
 
 /* Changed with every change of what a function takes, gives or computes, here and in native.py: so a
  * library from older sources is not used. */
-enum { INTERFACE = 5 };
+enum { INTERFACE = 6 };
 
 static int start(PyObject *module)
 {

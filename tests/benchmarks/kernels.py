@@ -43,6 +43,7 @@ SIZES_MIB = (1, 64)
 MEASURED_MIB = 64  # small sizes are done so often that each measurement is long enough
 # GB/s on one core, which is 64 Gbit/s of float32: above it no network of ours waits for a codec.
 BARS_GB = {f"{name} {way}": 8.0 for name in ("int8", "int4") for way in ("encode", "decode_add")}
+BARS_GB |= {f"{name} encode": 8.0 for name in ("fp8_e4m3", "fp8_e5m2", "dynamic8")}
 RULES: tuple[Rule, ...] = ("heavy_ball", "sgd")  # nesterov has a form in numpy
 PEERS = 16  # of robust rules
 ROBUST = ("trimmed(f=3)", "meamed(f=3)", "multi_krum(f=3)", "nnm+trimmed(f=3)", "bulyan(f=3)")

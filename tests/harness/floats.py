@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs import F32, NUMPY_CODECS
 from atoll.collectives.codecs.blocks import BlockCodec
 from atoll.collectives.codecs.levels import LevelCodec
-from atoll.collectives.codecs.scales import FloatScales
+from atoll.collectives.codecs.scales import FloatScales, PowerScales
 
 __all__ = [
     "MAX",
@@ -70,11 +70,14 @@ def shifted(values: NDArray[Any], by: int) -> NDArray[Any]:
 def near_ties(codec: BlockCodec) -> Iterator[F32]:
     """Blocks of values between two codes, and of their neighbours. With powers of two as scales
     every quotient is exact; with others it is rounded."""
-    assert isinstance(codec.scales, FloatScales)
-    top, block = codec.scales.divisor, codec.contract.block
-    ties = np.arange(top, dtype=np.float32) + np.float32(0.5)
+    block = codec.contract.block
     if isinstance(codec, LevelCodec):
-        ties = (codec.levels.values[1:8] + codec.levels.values[:7]) / 2
+        levels = codec.levels.values[: codec.levels.count]
+        top, ties = levels[-1], (levels[1:] + levels[:-1]) / 2
+    else:
+        assert isinstance(codec.scales, FloatScales)
+        top = codec.scales.divisor
+        ties = np.arange(top, dtype=np.float32) + np.float32(0.5)
     near = np.concatenate([np.nextafter(ties, np.float32(side)) for side in (0, 99)] + [ties])
     for factor in (1.0, 2.0**-100, 2.0**90, 3.3, 1e-30):
         scale = np.float32(factor)
@@ -89,8 +92,13 @@ def near_ties(codec: BlockCodec) -> Iterator[F32]:
 def around_limits(codec: BlockCodec, steps: int = 130) -> Iterator[F32]:
     """Short blocks whose largest magnitude lies up to so many floats from where a scale becomes 0
     or reaches its maximum."""
-    assert isinstance(codec.scales, FloatScales)
-    low, high = (limit * codec.scales.divisor for limit in (codec.scales.low, codec.scales.high))
+    scales = codec.scales
+    if isinstance(scales, PowerScales):
+        ends = (scales.low + scales.exponent_max, scales.high + scales.exponent_max)
+        low, high = np.array([end << 23 for end in ends], np.int32).view(np.float32)
+    else:
+        assert isinstance(scales, FloatScales)
+        low, high = scales.low * scales.divisor, scales.high * scales.divisor
     for limit in (0, low, high, MAX):
         for step in range(-steps, steps + 1):
             top = np.float32(limit).view(np.int32) + np.int32(step)

@@ -70,6 +70,18 @@ def bad_numbers(codec: str, count: int) -> Iterator[tuple[bytes, tuple[int, ...]
         yield b"\xff\x0f", (16,)  # a place beyond the vector
         if -(-count // 64) % 4:
             yield b"\xc0", (last,)
+    elif codec.startswith("fp8"):
+        low, high, top = (10, 246, 0x7E) if codec == "fp8_e4m3" else (17, 239, 0x7B)
+        blocks = -(-count // 32)
+        for scale in (1, low - 1, high + 1, 255):
+            yield bytes([scale]), (0, blocks - 1)
+        for code in (top + 1, 0x7F, 0x80 | top + 1, 0xFF):
+            yield bytes([code]), (blocks, last)
+    elif codec == "dynamic8":
+        blocks = -(-count // 256)
+        low = np.nextafter(np.float32(2.0**-105), np.float32(0))
+        for scale in (np.nan, np.inf, -np.inf, -0.0, low, -low, 1e-45):
+            yield np.float32(scale).tobytes(), (0, 4 * (blocks - 1))
     else:
         yield from bad_scales_and_codes(codec, count)
 
