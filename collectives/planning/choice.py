@@ -53,6 +53,9 @@ EXACT_BITS_MIN: Final = 16  # from here on the noise of partial sums does not ma
 SEARCH_PEERS_MAX: Final = 128
 # By how much another must be faster than the butterfly: what the model may be wrong by.
 MARGIN: Final = 0.10
+# By how much another split must be faster than equal parts: the model is least right where parts
+# differ.
+UNEVEN_MARGIN: Final = 0.05
 # Chunk sizes that are tried: the grid's, and halves of it down to a quarter.
 HALVINGS: Final = 2
 SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
@@ -92,7 +95,7 @@ class ReductionTask:
     streams_max: int = STREAMS_MAX
     bbr: tuple[bool, ...] = ()
     apart: tuple[tuple[int, int], ...] = ()
-    uneven_margin: float = 0.0
+    uneven_margin: float = UNEVEN_MARGIN
 
     def __post_init__(self) -> None:
         if self.elements < 1 or not 0 < self.bits <= 64:
@@ -304,7 +307,8 @@ def _candidates(
     rates = replace(task.rates, sum_bytes=4 * min(size, task.elements))
     owners = task.owners(n)
     equal = equal_shards(n, chunks)
-    splits = {equal, shared_equally(n, chunks, owners)}
+    evens = {equal, shared_equally(n, chunks, owners)}
+    splits = set(evens)
     if chunks < n:
         splits.add(shared_equally(n, chunks, (_middle(network, owners),)))
 
@@ -324,7 +328,7 @@ def _candidates(
         if costs:
             cost, shards = min(costs, key=lambda entry: entry[0].seconds)
             for even, split in costs:
-                if split == equal and cost.seconds > (1 - task.uneven_margin) * even.seconds:
+                if split in evens and cost.seconds > (1 - task.uneven_margin) * even.seconds:
                     cost, shards = even, split
             yield _Candidate(shape.kind, shape, shards, size, cost, order, arity)
 

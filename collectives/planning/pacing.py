@@ -1,4 +1,4 @@
-"""Set the pace of each stream of a reduction, so that no link is asked for more than it has.
+"""Set the pace of each stream of a reduction, so that no link is asked for much more than it has.
 
 Streams that only find out for themselves what a link has fill its queue, lose packets there, and
 give way to each other by luck; on an all-to-all of equal streams that costs a tenth of the rate

@@ -21,7 +21,6 @@ OPEN: Final = {
     "policy": "auto",
     "on-lost": "halt",
     "on-fork": "auto",
-    "min-trainers": "1",
 }
 
 

@@ -24,6 +24,7 @@ those that have grown old stay until there is one.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -50,14 +51,15 @@ START_BYTES, START_S = 512 << 10, 1.0
 RTT_KEPT_S, RTT_STEP_S = 600.0, 60.0
 # A round trip that is so much longer than the least is one through a queue. Who fills it loses
 # packets, by the tenth where a stream starts; that says nothing of the path. Nor do losses count
-# for so long afterwards, because they are made good only then. Paced streams fill no queue.
+# for so long afterwards, because they are made good only then.
 QUEUED_SHARE, QUEUED_S, QUEUE_REST_S = 1.25, 0.002, 1.0
 # Losses are counted over windows of so many bytes, of which less would say nothing of losses of a
-# thousandth. The last so many count, but for the share with the most losses: a stream that has
-# found its rate too high loses many at once, often before the queue shows in a round trip.
+# thousandth. The last so many count, but for those with more than so many losses, up to a quarter
+# of all: a stream that has found its rate too high loses many at once, and the queue has often gone
+# when the counters are read next.
 LOSS_BYTES_MIN = 1 << 20
 LOSS_WINDOWS = 64
-LOSS_WINDOWS_LEFT_OUT = 0.25
+BURST_LOSS, BURST_WINDOWS = 0.005, 0.25
 # Nobody plans with what has not been seen for so long.
 FORGOTTEN_S = 6 * 3600.0
 # A counted rate is one of so many round trips, since TCP sends in waves; and of so long, or of so
@@ -170,7 +172,8 @@ class PairEstimate:
         best = max((rate for _, rate in self._probe_rates), default=0.0)
         if best:
             few = self._more_streams_carried(1, now_s)
-            self._is_bound = not self._counted.value and not self._has_settled(best)
+            knew = self._counted.value and not self._is_bound
+            self._is_bound = not knew and not self._has_settled(best)
             (self._counted.at_least if few else self._counted.free)(best, now_s)
             self._free_s = now_s
         return best > 0
@@ -196,7 +199,9 @@ class PairEstimate:
         return min((rtt_s for _, rtt_s in self._rtts), default=0.0)
 
     def _loss(self) -> float | None:
-        kept = sorted(self._losses)[: int((1 - LOSS_WINDOWS_LEFT_OUT) * len(self._losses))]
+        bursts = sum(share > BURST_LOSS for share, _ in self._losses)
+        left_out = min(bursts, math.ceil(BURST_WINDOWS * len(self._losses)))
+        kept = sorted(self._losses)[: len(self._losses) - left_out]
         sent = sum(sent for _, sent in kept)
         return min(sum(share * sent for share, sent in kept) / sent, 1.0) if sent else None
 

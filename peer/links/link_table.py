@@ -28,6 +28,9 @@ LOSS_SHOWN = 0.0005  # what rounds to a tenth of a percent
 # the coordinator has lost it; never more often than every ROW_PAUSE_S, and in a large view so that
 # the coordinator hears ten rows a second.
 CHANGED = 0.2
+# What leaves or enters a peer is told when it has grown by less: the plan had held it back, and the
+# next one lets it grow on.
+GROWN = 0.05
 CHANGED_RTT_S, CHANGED_LOSS = 0.002, 0.002  # smaller differences are noise
 ROW_S = 300.0
 ROW_PAUSE_S = 5.0
@@ -101,13 +104,19 @@ class LinkTable:
         """
         everyone = set(participants)
         rows = {peer: row for peer, row in self._rows.items() if peer in everyone}
-        leaving = {peer for peer, row in rows.items() if row.up or row.up_cap}
-        entering = {peer for peer, row in rows.items() if row.down or row.down_cap}
-        for peer, row in rows.items():
-            sure = {p for p, out in zip(row.peers, row.out, strict=True) if out} - {*row.bounds}
-            entering |= sure & everyone
-            leaving |= {peer} if sure & everyone else set()
-        return leaving == entering == everyone
+        known = {
+            (peer, other): other in row.bounds
+            for peer, row in rows.items()
+            for other, out in zip(row.peers, row.out, strict=True)
+            if out and other in everyone and self.out(peer, other) != LOCAL_BYTES_PER_S
+        }
+        # A way that is limited by its slow end shows nothing of the other one.
+        for seen, end in ((("up", "up_cap"), 0), (("down", "down_cap"), 1)):
+            sure = {peer for peer, row in rows.items() if any(getattr(row, name) for name in seen)}
+            bound = {way[end] for way, is_bound in known.items() if is_bound}
+            if everyone - sure - ({way[end] for way in known} - bound):
+                return False
+        return True
 
     def network(self, participants: Sequence[bytes]) -> Network:
         """Return the network of these peers in ascending order of peer id, whatever order is given.
@@ -142,6 +151,7 @@ class LinkTable:
                     loss[n, m] = lost
         both = {(n, m): min(way, latency_s.get((m, n), way)) for (n, m), way in latency_s.items()}
         _fill_beside_local(pair, up, down)
+        ends = [self._ends_of(peer) for peer in order]
         for (n, m), rate in pair.items():
             up[n], down[m] = _larger(up[n], rate), _larger(down[m], rate)
         bounds = {
@@ -151,12 +161,22 @@ class LinkTable:
             for other in self._rows[peer].bounds
             if other in index
         }
-        _fill_between_known(pair, up, down, bounds)
+        _fill_between_known(pair, ends, bounds)
         found = measured(len(order), up=up, down=down, pair=pair, latency_s=both, loss=loss)
         return replace(
             found,
             up=np.minimum(found.up, self._caps(order, "up_cap")),
             down=np.minimum(found.down, self._caps(order, "down_cap")),
+        )
+
+    def _ends_of(self, peer: bytes) -> tuple[float | None, float | None]:
+        """Return what rounds have shown to leave and to enter a peer, or what it allows itself."""
+        row = self._rows.get(peer)
+        if row is None:
+            return None, None
+        return (
+            min(filter(None, (row.up, row.up_cap)), default=None),
+            min(filter(None, (row.down, row.down_cap)), default=None),
         )
 
     def _caps(self, order: Sequence[bytes], which: str) -> F64:
@@ -184,19 +204,18 @@ def describe(network: Network) -> str:
 
 def _fill_between_known(
     pair: dict[tuple[int, int], float],
-    up: Sequence[float | None],
-    down: Sequence[float | None],
+    ends: Sequence[tuple[float | None, float | None]],
     bounds: Collection[tuple[int, int]],
 ) -> None:
-    """Give the ways that nobody has measured what rounds have shown both of their ends to have.
+    """Give ways what rounds have shown both of their ends to have, where nobody has measured them.
 
-    So do those of which only a bound is known.
+    Those of which only a bound is known get it, too.
 
     So they have a pace as all others have: streams without one beside streams that keep to theirs
     fill the queues of both, and make a round up to twice as long (docs/log.md).
     """
-    for n, leaves in enumerate(up):
-        for m, enters in enumerate(down):
+    for n, (leaves, _) in enumerate(ends):
+        for m, (_, enters) in enumerate(ends):
             if n != m and leaves and enters and ((n, m) not in pair or (n, m) in bounds):
                 pair[n, m] = min(leaves, enters)
 
@@ -268,6 +287,8 @@ def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
     ends = ("up", "down", "up_cap", "down_cap")
     if any(_differs(getattr(before, end), getattr(after, end)) for end in ends):
         return True
+    if _has_grown(before.up, after.up) or _has_grown(before.down, after.down):
+        return True  # the plan had held it back
     old = {peer: n for n, peer in enumerate(before.peers)}
     for n, peer in enumerate(after.peers):
         m = old[peer]
@@ -278,6 +299,10 @@ def has_changed(before: LinkRow | None, after: LinkRow) -> bool:
         ):
             return True
     return False
+
+
+def _has_grown(before: float | None, after: float | None) -> bool:
+    return before is not None and after is not None and after > (1 + GROWN) * before
 
 
 def _differs(before: float | None, after: float | None, at_least: float = 0.0) -> bool:

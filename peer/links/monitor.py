@@ -182,7 +182,11 @@ class LinkMonitor:
             full = peer == self._prober.filled
             alone = (full or of_two) and traffic.is_alone(peer)
             pair.handle(traffic.out.get(peer, ()), now_s, alone=alone, full=full)
-        self._own.handle(list(traffic.out.values()), list(traffic.into.values()), now_s)
+        leaving, coming = (
+            [streams for peer, streams in way.items() if not self._daemon.is_local(peer)]
+            for way in (traffic.out, traffic.into)
+        )
+        self._own.handle(leaving, coming, now_s)
         # Where the system counts nothing a probe would show nothing.
         linked = self._daemon.link_peers() if self._readings else ()
         remote = {

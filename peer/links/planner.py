@@ -5,9 +5,9 @@ BEGIN, because all participants must use the same one. Who sends over how many s
 fast, is each peer's own affair: it is told in a message of its own (``StreamPlan``), and one that
 never hears it is only slower.
 
-A plan may have gaps: ways whose own rate nobody has measured (``Network.pair`` is infinite). Shapes
-and shares follow from what stands in for them, which at worst is what rounds without a plan do. A
-pace does not: one that is a guess may hold a fast link back, and nothing would show it.
+A plan may have gaps: ways whose own rate nobody has measured. Shapes and shares follow from what
+stands in for them, which at worst is what rounds without a plan do. Paces do not, for nobody: one
+that is a guess holds a fast link back, and a stream without one fills the queues of all others.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from atoll.collectives.planning.shards import butterfly_shards
 from atoll.collectives.units import size
 from atoll.optim.run_spec import CARRIED
 from atoll.peer.daemon.ports import PlannerPort
+from atoll.peer.links.link_table import GROWN
 from atoll.peer.links.messages import StreamPlan
 from atoll.peer.links.relayed_ways import NO_RELAYS, Pairs, RelayedWays, relayed_ways
 from atoll.peer.membership.layout import WHY_CHARS_MAX, Advised, Layout
@@ -49,10 +50,10 @@ from atoll.peer.rounds.state import ReplicatedState
 LOOK_S = 1.0  # between two looks whether the plan still suits
 # Time between two plans for the same peers: so long a plan is tried before another one is made
 # of what it taught.
-REPLAN_S = 5.0
-# By how much another split must be faster than equal parts, if rounds have shown what links have,
-# and if only probes have. The model is least right where shares differ (cost_model.py).
-UNEVEN_MARGIN, PROBED_MARGIN = 0.05, 0.2
+REPLAN_S, REPLAN_PER_MEMBER_S = 5.0, 0.1
+# By how much another split must be faster than equal parts if only probes have shown what links
+# have; else see UNEVEN_MARGIN.
+PROBED_MARGIN = 0.2
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
 COLLECTIVE_ELEMENTS = 4 << 20
@@ -65,8 +66,8 @@ GAPS_WAIT_S = 120.0
 # one from an estimate that is too low would cost.
 PACED_BYTES_PER_S_MAX = 125e6
 # By how much something must have changed before the plan is made again: estimates waver by less.
-# What has grown was held back by the plan before, and is let grow on: no estimate wavers upwards.
-CHANGE, GROWN = 0.10, 0.02
+# What has grown was held back by the plan before, and is let grow on (link_table.py).
+CHANGE = 0.10
 # What streams to a lossy way may take of their pace without BBR: what is lost is sent again within.
 LOSSY_SLACK = 1.1
 # Latencies of less than this are those of a processor's queue, and decide nothing.
@@ -114,6 +115,7 @@ class Planner:
         self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
         self._network: Network | None = None
         self._made_s = float("-inf")
+        self._was_seen = False  # rounds have shown the links that it was made for
         self._gaps_s = float("inf")  # since when there have been gaps ...
         self._said_gaps = False  # ... and whether the log has a line about them
         self._said = ""
@@ -141,7 +143,7 @@ class Planner:
         rates = tuple(sorted(ways_by_relay.bytes_per_s.items()))
         made_for = (node.view.lineage, node.view.number, *training, rates, grid, codec)
         same = made_for == self._made_for
-        if same and now_s - self._made_s < REPLAN_S:
+        if same and now_s - self._made_s < REPLAN_S + REPLAN_PER_MEMBER_S * len(participants):
             return
         unmeasured = (*apart, *relayed)  # what a relay leaves is known without probes
         gaps = self._links.gaps(participants, unmeasured)
@@ -149,9 +151,10 @@ class Planner:
         if self._waits(gaps, ways, now_s, same=same):
             return  # rounds are butterflies of equal shares, or go on as planned before
         network = self._links.network(participants)
-        if same and self._network is not None and not differs(self._network, network):
-            return
         bbr, is_seen = self._links.bbr(participants), self._links.is_seen(participants)
+        suits = same and is_seen == self._was_seen and self._network is not None
+        if suits and self._network is not None and not differs(self._network, network):
+            return
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
         plan = await asyncio.to_thread(
             plan_rounds,
@@ -168,6 +171,7 @@ class Planner:
         if self._training() != training:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
+        self._was_seen = is_seen
         self._publish(plan)
         if gaps and not self._said_gaps:
             self._daemon.note(
@@ -318,7 +322,8 @@ def plan_rounds(
     """
     network = relayed.limit(network, participants)
     task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)
-    task = replace(task, uneven_margin=UNEVEN_MARGIN if is_seen else PROBED_MARGIN)
+    if not is_seen:
+        task = replace(task, uneven_margin=PROBED_MARGIN)
     task, choice = _choose(network, task, tuple(map(short, participants)), relayed)
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
     result_bytes = codec.encoded_bytes(grid.total)
@@ -332,7 +337,6 @@ def plan_rounds(
     pace = paces(network, carried)
     if not is_seen:
         pace[:] = 0.0
-    pace[np.isinf(network.pair)] = 0.0
     streams = {(source, target): count for source, target, count in choice.streams}
     told, without = {}, frozenset(task.apart)
     for source, peer in enumerate(participants):

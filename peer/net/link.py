@@ -43,8 +43,8 @@ CONTROL_QUEUE_BYTES_MAX = 8 << 20
 NO_PROGRESS_TIMEOUT_S = 10.0
 # How long the side that does not close a superseded link waits for the side that does.
 DRAIN_TIMEOUT_S = 5.0
-# Ten beats and more: what the first round trip was weighs a quarter of a smoothed one by then.
-PUNCHED_RTT_S = 3.0
+# Some 25 beats: what the first round trip was weighs a thirtieth of a smoothed one by then.
+PUNCHED_RTT_S = 6.0
 # So many calls of a defect's traceback are in the log: where it arose and who called that.
 DEFECT_CALLS = 4
 

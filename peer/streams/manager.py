@@ -243,7 +243,7 @@ class Streams:
         self._keep_pace(peer)
 
     def begin_round(self, number: int) -> None:
-        """Set or lift the paces for a round.
+        """Set the paces for a round.
 
         Some rounds are trials: they show what links have gained. So is the first of each plan that
         changes anything: it shows whether the links have more than the plan before has let through.
@@ -260,8 +260,7 @@ class Streams:
         for stripe, stream in self._outgoing.items():
             if stripe.peer != peer:
                 continue
-            # A round without a pace keeps the control, and with it what that knows of the way. What
-            # the kernel lacks has been said when the stream was opened.
+            # What the kernel lacks has been said when the stream was opened.
             stream.use_congestion(suited(stream, paced=wanted.bytes_per_s > 0, lossy=wanted.lossy))
             if stream.pace_bytes_per_s != rate:
                 stream.pace(rate)

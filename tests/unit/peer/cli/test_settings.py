@@ -287,7 +287,6 @@ def test_what_holds_where_nothing_is_said_is_shown(capsys: pytest.CaptureFixture
         rules.on_lost,
         rules.on_fork,
     )
-    assert shown["min-trainers"] == str(max(1, rules.min_trainers))
     assert shown["listen"] == f"0.0.0.0:{DEFAULT_PORT}"
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from itertools import count
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,8 +163,21 @@ def test_a_probe_that_ends_while_tcp_begins_is_a_bound_and_one_that_goes_on_is_n
             link.give(moved(share * RATE, took_s=0.1), full=True)
         assert link.pair.probed(link.now_s)
         assert link.pair.now(link.now_s).is_bound == is_bound
+        link.pair.begin_probe()  # an hour later, as short again
+        link.give(moved(RATE / 3, took_s=0.1), full=True)
+        assert link.pair.probed(link.now_s)
+        assert link.pair.now(link.now_s).is_bound == is_bound
         link.free()  # as a round of two shows it
         assert not link.pair.now(link.now_s).is_bound
+
+
+@pytest.mark.parametrize("loss", [0.0003, 0.001, 0.005, 0.02])
+def test_losses_of_a_path_are_still_seen_where_bursts_are_left_out(loss: float) -> None:
+    link, dice = Link(), np.random.default_rng(1)
+    for _ in range(64):
+        lost = 1448 * dice.poisson(loss * LOSS_BYTES_MIN / 1448)
+        link.give(moved(LOSS_BYTES_MIN / STEP_S, rtt_s=0.04, lost=float(lost)))
+    assert link.pair.now(link.now_s).loss == pytest.approx(loss, rel=0.4)
 
 
 def test_what_a_probe_finds_in_spite_of_its_streams_pace_counts_at_once() -> None:

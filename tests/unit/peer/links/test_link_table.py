@@ -128,27 +128,49 @@ def test_a_way_is_known_by_what_its_ends_have() -> None:
     assert network.pair[0, 2] == math.inf
     assert network.alone_bytes_per_s()[0, 2] == min(RATES[A, B], RATES[B, C])
     describe(network)
+
+
+def test_ends_are_known_by_rounds_caps_and_probes_that_lasted() -> None:
     picture = LinkTable()
     assert not picture.has_ends(PEERS)
     assert full().has_ends(PEERS), "probes that lasted are enough"
-    picture.put(A, row(A, bounds=(B, C)))
-    picture.put(B, row(B, bounds=(A, C)))
-    picture.put(C, row(C, bounds=(A,)))
-    assert not picture.has_ends(PEERS)
-    assert picture.network(PEERS).pair[0, 1] == RATES[A, B]
-    picture.put(A, row(A, bounds=(B, C), up=9e6))
-    picture.put(B, row(B, bounds=(A, C), down=8e6))
-    assert picture.network(PEERS).pair[0, 1] == 8e6, "rounds have shown more than the bound"
     for peer in PEERS:
         picture.put(peer, row(peer, out=(None, None), up=2e6, down=4e6))
     assert picture.gaps(PEERS) == 0
     assert picture.has_ends(PEERS)
     assert picture.network(PEERS).pair[0, 2] == 2e6, "so that it has a pace, as all others have"
-    assert has_changed(row(A), row(A, bounds=(B,)))
     picture.put(A, row(A, out=(None, None), up=2e6))
     assert not picture.has_ends(PEERS)
     picture.put(A, row(A, out=(None, None), up=2e6, down_cap=1e6))
     assert picture.has_ends(PEERS)
+    assert picture.network(PEERS).pair[1, 0] == 1e6
+    assert has_changed(row(A, up=1e6), row(A, up=1.06e6)), "it was held back"
+    assert not has_changed(row(A, up=1e6), row(A, up=0.94e6))
+
+
+def test_of_bounds_ends_are_not_known_and_rounds_show_more() -> None:
+    picture = full()
+    picture.put(A, row(A, bounds=(B,)))
+    assert not picture.has_ends(PEERS), "that C is slow says nothing of what else leaves A"
+    picture.put(B, row(B, bounds=(A, C)))
+    picture.put(C, row(C, bounds=(A,)))
+    assert picture.network(PEERS).pair[0, 1] == RATES[A, B]
+    picture.put(A, row(A, bounds=(B, C), up=9e6))
+    picture.put(B, row(B, bounds=(A, C), down=8e6))
+    assert picture.network(PEERS).pair[0, 1] == 8e6, "rounds have shown more than the bound"
+    assert has_changed(row(A), row(A, bounds=(B,)))
+
+
+def test_what_two_on_one_machine_have_says_nothing_of_their_ends() -> None:
+    picture, near = LinkTable(), (LOCAL_BYTES_PER_S, 3e6)
+    seen = [row(A, out=near, bounds=(C,)), row(B, out=near, bounds=(C,)), row(C, bounds=(A, B))]
+    for peer, said in zip(PEERS, seen, strict=True):
+        picture.put(peer, said)
+    assert not picture.has_ends(PEERS)
+    for peer, said in zip(PEERS, seen, strict=True):
+        picture.put(peer, replace(said, up=12e6, down=12e6))
+    assert picture.has_ends(PEERS)
+    assert picture.network(PEERS).pair[0, 2] == 12e6, "and not what is within the machine"
 
 
 def test_what_a_machine_has_within_says_nothing_of_its_link_to_others() -> None:

@@ -138,7 +138,7 @@ def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> Non
         lead.rate = SLOW
         await planner.look()
         assert len(lead.advised) == 1  # it has just been made
-        planner._made_s -= module.REPLAN_S
+        planner._made_s -= module.REPLAN_S + 1.0
         await planner.look()
         assert len(lead.advised) == 2
         assert max(lead.paces.values()) <= SLOW
@@ -179,7 +179,7 @@ def test_a_plan_waits_for_gaps_only_so_long_and_says_once_that_it_has_some() -> 
         about_gaps = [line for line in lead.lines if "not measured yet" in line]
         assert [line.split(" links")[0] for line in about_gaps] == ["2 of 6"]
         lead.rate = SLOW
-        planner._made_s -= module.REPLAN_S
+        planner._made_s -= module.REPLAN_S + 1.0
         await planner.look()
         assert len(lead.advised) == 1, "the next guess takes as long"
         planner._made_s -= module.GAPS_WAIT_S
@@ -187,7 +187,7 @@ def test_a_plan_waits_for_gaps_only_so_long_and_says_once_that_it_has_some() -> 
         assert len(lead.advised) == 2
         assert len([line for line in lead.lines if "not measured yet" in line]) == 1
         lead.unknown, lead.rate = 0, FAST
-        planner._made_s -= module.REPLAN_S
+        planner._made_s -= module.REPLAN_S + 1.0
         await planner.look()
         assert len(lead.advised) == 3, "what has come to be known is planned with at once"
 
