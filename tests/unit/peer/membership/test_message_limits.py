@@ -344,3 +344,15 @@ def test_numbers_at_their_limit_are_counted_on_without_an_error() -> None:
     assert candidate is not None
     assert candidate.proposal is not None
     assert candidate.proposal.number > NUMBER_MAX
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"policy": "x"}, {"on_lost": "x"}, {"on_fork": "x"}, {"min_trainers": -1}]
+)
+def test_rules_that_nobody_knows_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} "):
+        Rules(**wrong)
+    sent = encode(Rules())
+    name, values = msgpack.unpackb(sent)
+    with pytest.raises(RemoteProtocolError):
+        decode(msgpack.packb([name, values | wrong]))
