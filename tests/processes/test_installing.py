@@ -122,7 +122,10 @@ CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64-static"
 # A Python for arm64, unpacked and not installed; and what atoll needs of PyPI to be imported.
 DEBIAN = "libc6 python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libssl3 zlib1g"
 DEBIAN += " libexpat1 libffi8 libbz2-1.0 liblzma5 libuuid1 libgcc-s1 libstdc++6 libcrypt1"
-WHEELS = ("numpy", "msgpack", "pyzmq", "cryptography", "cffi", "prometheus_client")
+WHEELS = (
+    *("numpy", "msgpack", "pyzmq", "cryptography", "cffi", "prometheus_client"),
+    *("blake3", "xxhash"),
+)
 
 
 @pytest.mark.skipif(
@@ -147,7 +150,7 @@ def test_kernels_for_aarch64_give_the_bits_of_this_machine(tmp_path: Path) -> No
     ours = printed_by([sys.executable, digests], PYTHONPATH=str(ROOT))
     assert "aarch64" in printed_by([*python, "-c", "import platform; print(platform.machine())"])
     found = by_kernel(theirs + ours)
-    assert len(found) == 18
+    assert len(found) == 21
     assert {len(digests) for digests in found.values()} == {1}, found
     assert {line.split()[1] for line in theirs.splitlines()} == {"base", "numpy"}
 
