@@ -55,7 +55,7 @@ SEARCH_PEERS_MAX: Final = 128
 MARGIN: Final = 0.10
 # By how much another split must be faster than equal parts: the model is least right where parts
 # differ.
-UNEVEN_MARGIN: Final = 0.05
+UNEVEN_MARGIN: Final = 0.15
 # Chunk sizes that are tried: the grid's, and halves of it down to a quarter.
 HALVINGS: Final = 2
 SEGMENT_BYTES: Final = 1448  # payload of a full TCP packet over Ethernet
