@@ -11,6 +11,7 @@ from typing import Any, Final
 from atoll.collectives.errors import ConfigError
 from atoll.peer.cli.checkpoint import EVERY_DEFAULT
 from atoll.peer.cli.settings import DEFAULT, HIDDEN, Parser, Setting
+from atoll.peer.membership.view import DEFAULT_RULES
 from atoll.peer.net.identity import default_home
 from atoll.peer.net.invite import DEFAULT_PORT
 
@@ -18,9 +19,9 @@ from atoll.peer.net.invite import DEFAULT_PORT
 OPEN: Final = {
     "listen": f"0.0.0.0:{DEFAULT_PORT}",
     "every": str(EVERY_DEFAULT),
-    "policy": "auto",
-    "on-lost": "halt",
-    "on-fork": "auto",
+    "policy": DEFAULT_RULES.policy,
+    "on-lost": DEFAULT_RULES.on_lost,
+    "on-fork": DEFAULT_RULES.on_fork,
 }
 
 

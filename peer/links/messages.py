@@ -30,7 +30,7 @@ PROBE_FRAME_BYTES = 16 << 10
 @message(wire="LinkRow")
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """Tell the coordinator what a member has measured. Of a full view this takes 72 KiB.
+    """Tell the coordinator what a member has measured. Of a full view this takes 104 KiB.
 
     ``up``, ``down``: what it has seen its own links carry; ``out``: to each of ``peers``; bytes per
     second of the wire. ``rtt_s``: the least round trip to each. ``loss``: fraction of the bytes to

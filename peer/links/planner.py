@@ -32,7 +32,7 @@ from atoll.collectives.planning.choice import (
 )
 from atoll.collectives.planning.network_model import Network
 from atoll.collectives.planning.pacing import carried_bytes, paces
-from atoll.collectives.planning.shards import butterfly_shards
+from atoll.collectives.planning.shards import butterfly_shards, shared_equally
 from atoll.collectives.units import size
 from atoll.optim.run_spec import CARRIED
 from atoll.peer.daemon.ports import PlannerPort
@@ -152,8 +152,8 @@ class Planner:
             return  # rounds are butterflies of equal shares, or go on as planned before
         network = self._links.network(participants)
         bbr, is_seen = self._links.bbr(participants), self._links.is_seen(participants)
-        suits = same and is_seen == self._was_seen and self._network is not None
-        if suits and self._network is not None and not differs(self._network, network):
+        before = self._network if same and is_seen == self._was_seen else None
+        if before is not None and not differs(before, network):
             return
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
         plan = await asyncio.to_thread(
@@ -355,7 +355,13 @@ def plan_rounds(
             ),
             lossy=lossy,
         )
-    fine = butterfly_shards(network, FINE_PARTS, task.owners(network.count))
+    owners, chunks = task.owners(network.count), sum(choice.shards)
+    is_even = choice.shards == shared_equally(network.count, chunks, owners)
+    if choice.kind == "butterfly" and is_even and chunks >= network.count:
+        # What is not worth it in these rounds is not worth it in collectives, or without somebody.
+        fine = shared_equally(network.count, FINE_PARTS, owners)
+    else:
+        fine = butterfly_shards(network, FINE_PARTS, owners)
     advice = Advised(tuple(participants), layout, fine)
     return RoundPlan(advice, told, choice, by_relays)
 

@@ -342,7 +342,7 @@ def test_losses_of_a_path_are_counted_and_those_of_a_queue_are_not() -> None:
 
 @pytest.mark.parametrize("overflows", [1, 3])
 def test_what_a_full_queue_loses_at_once_is_no_loss_of_the_path(overflows: int) -> None:
-    """TCP that begins sends twice what the path takes, and the queue has gone when one looks."""
+    """Leave out what TCP loses while it begins; the queue has gone when the counters are read."""
     link = Link()
     for n in range(16):
         burst = 0.1 if n % 4 == 0 and n // 4 < overflows else 0.0

@@ -323,7 +323,7 @@ def test_a_stream_that_cannot_be_had_ends_the_probe() -> None:
 
 
 def test_a_stream_for_which_both_ends_have_dialled_is_not_probed_at_once() -> None:
-    """What BBR takes for a round trip then makes it find a tenth of what the path has."""
+    """Wait until BBR has forgotten the time between two SYNs, which it took for a round trip."""
 
     async def play(a: Site, b: Site) -> None:
         a.out[B].is_punched = True

@@ -89,7 +89,7 @@ def test_a_vector_of_one_chunk_has_an_owner_and_others_are_shared_out() -> None:
 
 
 def test_a_way_that_nobody_has_measured_has_a_pace_where_the_others_do() -> None:
-    """Its share of what both of its ends have; a stream without one would be in the others' way."""
+    """Give it its share of what both ends have: without a pace it would be in the others' way."""
     way, mbit_8 = {}, 8 * MBIT
     for i, j in ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2)):
         way[i, j] = mbit_8
@@ -113,6 +113,8 @@ def test_what_only_probes_have_found_gives_no_paces_and_no_slightly_uneven_share
     assert seen.advice.layout.shares[2] < max(seen.advice.layout.shares) - 1
     even = plan_rounds(PEERS, wide(100, 100, 90, 100), GRID, FLOAT).advice.layout.shares
     assert max(even) - min(even) <= 1, "the model is right by less than that"
+    others = plan_rounds(PEERS, wide(100, 100, 90, 100), GRID, FLOAT).advice.shares
+    assert max(others) - min(others) <= 1, "nor for collectives, or when somebody is missing"
 
 
 def test_fast_links_have_no_pace() -> None:
