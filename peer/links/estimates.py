@@ -73,6 +73,9 @@ RTT_MIN_S = 0.005
 # A probe has found what the path has once its rate was nearly that for so many round trips, and for
 # some readings of it. One that ends before that has found how fast TCP begins.
 SETTLED_TRIPS, SETTLED_S = 2.0, 0.15
+# So many free windows of rounds show what a path has. One alone may have been disturbed
+# (3 of 12.5 MB/s were seen where both ends had dialled at once).
+WINDOWS_MIN = 3
 # Time between two lines about one pair. In its first so long a pair is only getting known.
 PAUSE_S = 60.0
 
@@ -117,9 +120,8 @@ class PairEstimate:
         self._window = RateWindow()
         self._free_s = float("-inf")  # the last free window of a round, or end of a probe
         self._probe_rates: list[tuple[float, float]] = []  # (time, rate) of the probe at hand
-        self._is_bound = (
-            False  # all that is known of the rate is that of a probe that was too short
-        )
+        # All that is known of the rate is that of a probe that was too short, or of a few windows.
+        self._is_bound, self._windows = True, 0
 
     def handle(self, out: Sequence[TcpInterval], now_s: float, *, alone: bool, full: bool) -> None:
         """Take in what all streams to this peer did between two readings.
@@ -192,7 +194,7 @@ class PairEstimate:
             out=rate if measured else 0.0,
             loss=self._loss(),
             age_s=now_s - self._free_s,
-            is_bound=self._is_bound,
+            is_bound=measured and self._is_bound,
         )
 
     def _rtt_s(self) -> float:
@@ -231,7 +233,8 @@ class PairEstimate:
                 self._counted.at_least(rate, now_s)
             else:
                 self._counted.free(rate, now_s)
-                self._is_bound = False
+                self._windows += 1
+                self._is_bound &= self._windows < WINDOWS_MIN
             self._free_s = now_s
 
     def _more_streams_carried(self, count: int, now_s: float) -> bool:

@@ -33,7 +33,7 @@ CHANGED = 0.2
 GROWN = 0.05
 CHANGED_RTT_S, CHANGED_LOSS = 0.002, 0.002  # smaller differences are noise
 ROW_S = 300.0
-ROW_PAUSE_S = 5.0
+ROW_PAUSE_S = 2.0
 ROW_PAUSE_PER_MEMBER_S = 0.1
 
 

@@ -30,7 +30,7 @@ from atoll.collectives.planning.choice import (
     stream_bytes_per_s,
     task_of,
 )
-from atoll.collectives.planning.network_model import Network
+from atoll.collectives.planning.network_model import F64, Network
 from atoll.collectives.planning.pacing import carried_bytes, paces
 from atoll.collectives.planning.shards import butterfly_shards, shared_equally
 from atoll.collectives.units import size
@@ -51,9 +51,15 @@ LOOK_S = 1.0  # between two looks whether the plan still suits
 # Time between two plans for the same peers: so long a plan is tried before another one is made
 # of what it taught.
 REPLAN_S, REPLAN_PER_MEMBER_S = 5.0, 0.1
+YOUNG_REPLAN_S = 2.0  # while only the first rounds have shown the links, see YOUNG_ROUNDS
 # By how much another split must be faster than equal parts if only probes have shown what links
 # have; else see UNEVEN_MARGIN.
 PROBED_MARGIN = 0.2
+# In the first rounds that have shown them links seem to have so many times less than others,
+# although they do not: each plan that grows lets them show more. Until so many rounds have gone by
+# other than equal parts are for larger differences only.
+YOUNG_ROUNDS, YOUNG_FACTOR = 8, 2.0
+NEVER = 1.0  # a margin by which nothing is faster
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
 COLLECTIVE_ELEMENTS = 4 << 20
@@ -115,7 +121,8 @@ class Planner:
         self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
         self._network: Network | None = None
         self._made_s = float("-inf")
-        self._was_seen = False  # rounds have shown the links that it was made for
+        self._was = (False, False)  # is_seen and is_young of the last plan, see plan_rounds
+        self._seen_round = -1  # since when rounds have shown all links; -1: they have not
         self._gaps_s = float("inf")  # since when there have been gaps ...
         self._said_gaps = False  # ... and whether the log has a line about them
         self._said = ""
@@ -143,7 +150,8 @@ class Planner:
         rates = tuple(sorted(ways_by_relay.bytes_per_s.items()))
         made_for = (node.view.lineage, node.view.number, *training, rates, grid, codec)
         same = made_for == self._made_for
-        if same and now_s - self._made_s < REPLAN_S + REPLAN_PER_MEMBER_S * len(participants):
+        pause_s = YOUNG_REPLAN_S if self._was[1] else REPLAN_S
+        if same and now_s - self._made_s < pause_s + REPLAN_PER_MEMBER_S * len(participants):
             return
         unmeasured = (*apart, *relayed)  # what a relay leaves is known without probes
         gaps = self._links.gaps(participants, unmeasured)
@@ -152,7 +160,8 @@ class Planner:
             return  # rounds are butterflies of equal shares, or go on as planned before
         network = self._links.network(participants)
         bbr, is_seen = self._links.bbr(participants), self._links.is_seen(participants)
-        before = self._network if same and is_seen == self._was_seen else None
+        is_young = self._is_young(is_seen=is_seen)
+        before = self._network if same and (is_seen, is_young) == self._was else None
         if before is not None and not differs(before, network):
             return
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
@@ -167,11 +176,12 @@ class Planner:
             apart=apart,
             relayed=ways_by_relay,
             is_seen=is_seen,
+            is_young=is_young,
         )
         if self._training() != training:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
-        self._was_seen = is_seen
+        self._was = (is_seen, is_young)
         self._publish(plan)
         if gaps and not self._said_gaps:
             self._daemon.note(
@@ -191,6 +201,16 @@ class Planner:
         is_blind = gaps == ways  # a plan of guesses alone is none
         just_made = same and now_s - self._made_s < GAPS_WAIT_S
         return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
+
+    def _is_young(self, *, is_seen: bool) -> bool:
+        """Return whether only the first rounds have shown the links."""
+        now = self._node.follower.round
+        if not is_seen:
+            self._seen_round = -1
+            return True
+        if self._seen_round < 0:
+            self._seen_round = now
+        return now - self._seen_round < YOUNG_ROUNDS
 
     def _training(self) -> tuple[tuple[bytes, ...], Pairs, Pairs]:
         """Return who will take part in the next round, in ascending order of peer id.
@@ -309,6 +329,7 @@ def plan_rounds(
     apart: Pairs = (),
     relayed: RelayedWays = NO_RELAYS,
     is_seen: bool = True,
+    is_young: bool = False,
 ) -> RoundPlan:
     """Plan rounds of these participants over a vector of this grid. May take seconds for very many.
 
@@ -318,11 +339,14 @@ def plan_rounds(
     go without them: they cost somebody else twice what they carry. ``is_seen``: false if of some
     links no more is known than what short probes have found. Then nothing has a pace, and all own
     equal parts where another split is not much faster: such probes may be wrong by half, and a pace
-    would keep rounds from showing it.
+    would keep rounds from showing it. ``is_young``: only the first rounds have shown the links, so
+    that another split has to be faster even if those that seem slower were not.
     """
     network = relayed.limit(network, participants)
     task = task_of(grid, codec, kinds=kinds, bbr=bbr, apart=apart)
-    if not is_seen:
+    if is_young and _is_even(choose(_lifted(network), task), task):
+        task = replace(task, uneven_margin=NEVER)
+    elif not is_seen:
         task = replace(task, uneven_margin=PROBED_MARGIN)
     task, choice = _choose(network, task, tuple(map(short, participants)), relayed)
     part_bytes = codec.part_codec.encoded_bytes(grid.total)
@@ -356,14 +380,38 @@ def plan_rounds(
             lossy=lossy,
         )
     owners, chunks = task.owners(network.count), sum(choice.shards)
-    is_even = choice.shards == shared_equally(network.count, chunks, owners)
-    if choice.kind == "butterfly" and is_even and chunks >= network.count:
+    if choice.kind == "butterfly" and _is_even(choice, task) and chunks >= network.count:
         # What is not worth it in these rounds is not worth it in collectives, or without somebody.
         fine = shared_equally(network.count, FINE_PARTS, owners)
     else:
         fine = butterfly_shards(network, FINE_PARTS, owners)
     advice = Advised(tuple(participants), layout, fine)
     return RoundPlan(advice, told, choice, by_relays)
+
+
+def _is_even(choice: Choice, task: ReductionTask) -> bool:
+    """Return whether all who may own parts own equal ones."""
+    count = len(choice.shards)
+    return choice.shards == shared_equally(count, sum(choice.shards), task.owners(count))
+
+
+def _lifted(network: Network) -> Network:
+    """Return the network in which the links that seem a little slower than others are like these.
+
+    "A little" is up to YOUNG_FACTOR; that of two peers is limited by the ends of both.
+    """
+    up, down = (float(np.median(ends[np.isfinite(ends)])) for ends in (network.up, network.down))
+    return replace(
+        network,
+        up=_lift(network.up, up),
+        down=_lift(network.down, down),
+        pair=_lift(network.pair, min(up, down)),
+    )
+
+
+def _lift(rates: F64, usual: float) -> F64:
+    is_near = (rates < usual) & (rates >= usual / YOUNG_FACTOR)
+    return np.where(is_near, usual, rates)
 
 
 def _choose(

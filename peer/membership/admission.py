@@ -144,7 +144,23 @@ class Admission:
             joiner.progress_bytes, joiner.progress_s = beat.progress_bytes, now_s
         joiner.beat = beat
         joiner.beat_s = joiner.heard_s = now_s
+        if self._differs(beat):
+            self._emit(Send(source, self._sync_target(joiner, now_s)))
         return True
+
+    def _differs(self, beat: Heartbeat) -> bool:
+        """Return whether a joiner has other bytes than we have of the same state.
+
+        It may have caught up on what somebody gave it who has left since, and is not let in: of
+        two that differ nobody can say who is right.
+        """
+        own = self._own
+        if beat.digest_round != beat.round:
+            return False
+        if (beat.round, beat.chain) not in ((own.round, own.chain), own.previous):
+            return False
+        ours = own.digest_after(beat.round)
+        return bool(ours and beat.digest) and beat.digest != ours
 
     def knows(self, peer: bytes) -> bool:
         """Return whether somebody outside has asked here, whatever has come of it."""
@@ -214,7 +230,9 @@ class Admission:
         # One whose heartbeats go elsewhere follows another lineage, which may be gone.
         recent = now_s - joiner.beat_s <= self._timing.failure_s
         knows = recent and beat is not None and (beat.lineage, beat.view) == tag
-        return SyncTarget(*tag, *goal, None if knows else self.view, self._archives(joiner.member))
+        view = None if knows else self.view
+        digest = own.digest_after(own.round) if goal == (own.round, own.chain) else b""
+        return SyncTarget(*tag, *goal, view, self._archives(joiner.member), digest)
 
     def _archives(self, to: Member) -> tuple[Member, ...]:
         """Return the archives that have our state, or had it a moment ago."""
@@ -241,8 +259,9 @@ class Admission:
             return True
         position = (beat.round, beat.chain)
         if position == (own.round, own.chain):
-            return not beat.unsynced
-        return position == own.previous and beat.digest_round == beat.round > 0
+            return not beat.unsynced and not self._differs(beat)
+        has_state = beat.digest_round == beat.round > 0
+        return position == own.previous and has_state and not self._differs(beat)
 
     def hold(self, alive: set[bytes], now_s: float) -> bool:
         """Return whether the boundary waits for somebody who cannot keep up, while it gets on."""

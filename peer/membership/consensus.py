@@ -15,7 +15,10 @@ committed is the one whose holders, with all voters that have not promised, are 
 so of two, the base is *disputed*: more promises are waited for, and then it counts as lost.
 
 Every acceptor sends ACCEPTED to all voters, so that each learns the decision by itself: a view
-known only to a dead proposer would strand the living.
+known only to a dead proposer would strand the living. These are n * n messages, so they name the
+proposal by its digest. A voter whom its ACCEPT has not reached counts the votes and knows nothing;
+it enters the view when a member of it has told it (``Node._tell_view``), at the latest when it
+calls for an election in the view before.
 
 Promises and votes are on a voter's disk before they leave (durable_records.py), so a voter that was
 started again is the same voter. A second proposal at one ballot is refused: a ballot names the life
@@ -70,6 +73,9 @@ from atoll.peer.membership.view import (
     outbound_of,
 )
 
+# Proposals of one view that are kept, the latest: each candidate has one, and repeats it.
+PROPOSALS_MAX = 8
+
 
 class Acceptor:
     """Remember, as one voter, the ballots of one view."""
@@ -81,9 +87,10 @@ class Acceptor:
         self._emit = emit
         self._sign = sign
         self.promised = Ballot()
-        self.accepted: Accepted | None = None
+        self.accepted: AcceptedRecord | None = None  # our last vote, and what it was for
         self.frozen = False
         self._votes: dict[bytes, Accepted] = {}  # each voter's, at its highest ballot
+        self._proposals: dict[bytes, View] = {}  # those that we have been asked about, by digest
 
     def on_prepare(self, source: bytes, ballot: Ballot, report: Report) -> None:
         """Promise this ballot, freeze and report, unless a higher one is promised.
@@ -103,25 +110,36 @@ class Acceptor:
             self.view.number,
             ballot,
             report,
-            accepted.ballot if accepted else None,
+            accepted.vote.ballot if accepted else None,
             accepted.proposal if accepted else None,
         )
         self._emit(Send(source, self._sign(promise)))
 
+    def learn(self, accept: Accept) -> tuple[View, Proof] | None:
+        """Note what a proposal is; return it with its proof if votes have decided it already."""
+        digest = accept.proposal.digest
+        self._proposals.pop(digest, None)
+        self._proposals[digest] = accept.proposal
+        if len(self._proposals) > PROPOSALS_MAX:
+            del self._proposals[next(iter(self._proposals))]
+        return self._decision(accept.ballot, digest)
+
     def on_accept(self, accept: Accept) -> None:
+        """Vote for a proposal and tell all voters, unless a higher ballot is promised."""
         if accept.ballot < self.promised:
             return
-        known = self.accepted
-        if known is not None and (known.ballot, known.proposal) == (accept.ballot, accept.proposal):
-            self._emit(Send(accept.ballot.peer, known))  # repeated: only the proposer may lack it
+        known, digest = self.accepted, accept.proposal.digest
+        if known is not None and (known.vote.ballot, known.vote.digest) == (accept.ballot, digest):
+            # Repeated: only the proposer may lack it.
+            self._emit(Send(accept.ballot.peer, known.vote))
             return
-        if known is not None and known.ballot == accept.ballot:
+        if known is not None and known.vote.ballot == accept.ballot:
             return  # a proposer has one value for a ballot: this is no other one
         self.promised = accept.ballot
-        vote = Accepted(self.view.lineage, self.view.number, accept.ballot, accept.proposal)
+        vote = Accepted(self.view.lineage, self.view.number, accept.ballot, digest)
         signed: Accepted = self._sign(vote)
-        self.accepted = signed
-        self._emit(Persist(AcceptedRecord(signed), synced=True))
+        self.accepted = AcceptedRecord(signed, accept.proposal)
+        self._emit(Persist(self.accepted, synced=True))
         for peer in self.view.peers:
             self._emit(Send(peer, signed))
 
@@ -134,19 +152,30 @@ class Acceptor:
         known = self._votes.get(source)
         if known is not None and known.ballot > vote.ballot:
             return None
-        same = (v for v in self._votes.values() if v.ballot == vote.ballot)
-        proposal = next((v.proposal for v in same if v.proposal == vote.proposal), vote.proposal)
-        self._votes[source] = replace(vote, proposal=proposal)  # each proposal is kept once
+        self._votes[source] = vote
+        return self._decision(vote.ballot, vote.digest)
+
+    def _proposal(self, digest: bytes) -> View | None:
+        own = self.accepted  # perhaps by the process before, which was asked for it
+        if own is not None and own.vote.digest == digest:
+            return own.proposal
+        return self._proposals.get(digest)
+
+    def _decision(self, ballot: Ballot, digest: bytes) -> tuple[View, Proof] | None:
+        """Return a view and its proof if these votes decide it, and we know what it is."""
+        proposal = self._proposal(digest)
+        if proposal is None:
+            return None
         cast = {
             peer: theirs
             for peer, theirs in self._votes.items()
-            if (theirs.ballot, theirs.proposal) == (vote.ballot, proposal)
+            if (theirs.ballot, theirs.digest) == (ballot, digest)
         }
         lone = proposal.fork and self.view.may_fork and set(proposal.peers) <= cast.keys()
         if not lone and not is_quorum(self.view, cast):
             return None
         votes = tuple(Vote(peer, theirs.inc, theirs.sig) for peer, theirs in sorted(cast.items()))
-        return proposal, Proof(self.view.lineage, self.view.number, vote.ballot, votes)
+        return proposal, Proof(self.view.lineage, self.view.number, ballot, votes)
 
 
 @dataclass(slots=True)

@@ -190,10 +190,11 @@ class Coordinator:
     def beat(self, now_s: float, lag_s: float = 0.0) -> CoordinatorBeat:
         own, halted = self._own, self.halted[:HALTED_CHARS_MAX]
         position = (*self._tag(), *own.position, self.last_commit)
-        waiting, rounds = self.waiting_for(now_s), self.eligibility
+        (waiting, waiting_s), rounds = self.waiting_for(now_s), self.eligibility
         return CoordinatorBeat(
             *position,
-            *waiting,
+            waiting,
+            float(int(waiting_s)) if waiting else 0.0,  # a beat that changes is sent whole
             halted=halted,
             held=rounds.held,
             left_out=rounds.left_out,

@@ -102,9 +102,10 @@ class PromiseRecord:
 @message(wire="LedgerVote")
 @dataclass(frozen=True, slots=True)
 class AcceptedRecord:
-    """Note a vote, whole: another candidate has to be told what it was for."""
+    """Note a vote and what it was for: another candidate has to be told that."""
 
     vote: Accepted
+    proposal: View
 
 
 @message(wire="LedgerReady")
@@ -228,7 +229,7 @@ class Recovered:
     proof: Proof | None
     promised: Ballot  # in that view
     frozen: bool
-    accepted: Accepted | None
+    accepted: AcceptedRecord | None
     known: Position  # the last commit that it knows of ...
     unchanged: int  # ... up to which so many rounds have changed no state
     state: Position  # what its checkpoint and rounds give: `known`, or less where files are missing
@@ -246,7 +247,7 @@ class _Ledger:
     view: ViewRecord | None = None
     promised: Ballot = field(default_factory=Ballot)
     frozen: bool = False
-    accepted: Accepted | None = None
+    accepted: AcceptedRecord | None = None
     committed: dict[int, bytes] = field(default_factory=dict)  # round -> chain
     unchanged: dict[Position, int] = field(default_factory=dict)  # rounds up to a commit
     heads: dict[Position, ReadyRecord] = field(default_factory=dict)  # by where they lead to
@@ -264,7 +265,7 @@ class _Ledger:
             case PromiseRecord() if self._is_of_view(record.lineage, record.view):
                 self.promised, self.frozen = max(self.promised, record.ballot), True
             case AcceptedRecord() if self._is_of_view(record.vote.lineage, record.vote.view):
-                self.accepted = record.vote
+                self.accepted = record
                 self.promised = max(self.promised, record.vote.ballot)
             case ReadyRecord():
                 self.heads[record.run.round, record.after] = record
@@ -430,7 +431,7 @@ def compacted(
         if ledger.frozen:
             kept.append(PromiseRecord(view.view.lineage, view.view.number, ledger.promised))
         if ledger.accepted is not None:
-            kept.append(AcceptedRecord(ledger.accepted))
+            kept.append(ledger.accepted)
     kept += (head for _, head in sorted(ledger.ready.items()))
     return tuple(kept)
 

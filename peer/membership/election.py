@@ -28,8 +28,9 @@ It is not kept back where that gains nothing: from a coordinator that outbids, w
 is certainly gone, where this peer is enough, and where it may fork.
 
 A candidate without links to a quorum asks nobody for a vote, only for news: whoever has them is to
-stand. Without a quorum
-it waits, unless the policy in force lets whoever is left go on: then
+stand, and a ballot that comes to nothing would keep it waiting. Links stay open for long when a
+network is cut, so they do not count where neither the voter nor its kernel has answered a call for
+its vote. Without a quorum it waits, unless the policy in force lets whoever is left go on: then
 after the fork wait, or at once when the address of everybody missing refuses the connection, the
 promisers alone decide a flagged view in a lineage of its own. A *bootstrap view* is the imaginary
 view before the first: its voters are those who found or resume a run together, and nobody
@@ -96,16 +97,18 @@ class Election(Electorate):
         self._without_since_s: float | None = None  # no coordinator, whoever campaigns or yields
         self._asked_since_s: float | None = None  # our first PREPARE since there is no coordinator
         self._answered_s: dict[bytes, float] = {}
+        self._looked_s = float("-inf")  # when a candidate has asked kernels last
         self.outlived: set[bytes] = set()  # voters of which a newer incarnation has called
         self._base_wait = BaseWait()
         self._reported: Report | None = None  # in our last promise
-        self._campaigned_s = 0.0
+        self._campaigned_s = 0.0  # when this peer has stood for election last ...
+        self._called_s = float("inf")  # ... and has called for everybody's vote
         self._no_quorum_noted = False
         self._looking_noted = False
         self._highest_ballot = 0
         self._next_probe_s = 0.0
         self._yielded_to = b""
-        self._patient_until_s = 0.0
+        self._yielded_s = float("-inf")
         self.resigned = False  # the coordinator was started again, and coordinates no more
         self._lacks_since_s: float | None = None  # it lives, and hears too few of us since then
         self._refused: Ballot | None = None
@@ -251,7 +254,7 @@ class Election(Electorate):
         """Stop competing and give somebody's higher ballot time: it is under way."""
         self.candidate = None
         self._yielded_to = candidate
-        self._patient_until_s = self._here.now_s + self._here.timing.ballot_retry_s
+        self._yielded_s = self._here.now_s
         self._lost(self._detector.last_heard_s(self.view.coordinator))
         self._detector.forgive(self.view.coordinator, self._here.now_s)
         self.lost_since_s = None
@@ -262,7 +265,17 @@ class Election(Electorate):
         if self.candidate is not None:
             self.candidate.on_promise(source, promise)
 
-    def on_accept(self, accept: Accept) -> None:
+    def on_accept(self, accept: Accept) -> tuple[View, Proof] | None:
+        """Vote for a proposal, unless something is wrong with it.
+
+        Return it with its proof if the others have decided it before we have heard of it.
+        """
+        decision = self.acceptor.learn(accept)
+        if decision is None:
+            self._vote_for(accept)
+        return decision
+
+    def _vote_for(self, accept: Accept) -> None:
         first, own = accept.proposal, self._own
         if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
             return  # we have caught up since; a fork binds nobody, so another ballot finds better
@@ -342,15 +355,30 @@ class Election(Electorate):
             here.emit(Note("no-quorum", text))
 
     def to_look_at(self) -> list[bytes]:
-        """Return the coordinator while it says nothing, so that its kernel is asked."""
-        return self._detector.to_look_at(self._here.now_s)
+        """Return whose kernels are to be asked, because they say nothing.
+
+        It is the coordinator; without one also the voters that have not promised us anything, and
+        those that seemed cut off when we called for their votes.
+        """
+        now_s = self._here.now_s
+        silent = set(self._detector.to_look_at(now_s))
+        pause_s = self._here.timing.heartbeat_s / 2
+        if self._without_since_s is not None and now_s - self._looked_s >= pause_s:
+            self._looked_s = now_s
+            silent |= self._cut_off()
+            if self.candidate is not None:
+                silent |= self.view.peer_set - self.candidate.promises.keys()
+        return sorted(silent)
 
     def _watch_coordinator(self) -> Trigger | None:
         here, me, coordinator = self._here, self._here.me.peer, self.view.coordinator
         refused = coordinator in here.refused or self.resigned or self._bootstrap is not None
         lame = self._could_do_better()
         refused |= lame
-        if here.now_s < self._patient_until_s and self._yielded_to not in here.refused:
+        # Who hears a coordinator that lacks voters may be the only one that all hear: it gives the
+        # others, who take turns in vain, half as much time.
+        patience_s = here.timing.ballot_retry_s / (2 if lame else 1)
+        if here.now_s - self._yielded_s < patience_s and self._yielded_to not in here.refused:
             return None
         if self.lost_since_s is None:
             if not refused and not self._detector.suspects(coordinator, here.now_s):
@@ -401,6 +429,8 @@ class Election(Electorate):
         if self._asked_since_s is None:
             self._asked_since_s = here.now_s
         self._campaigned_s = here.now_s
+        if not self.is_hopeless():  # else nobody is asked, and what is known of links holds
+            self._called_s = here.now_s
         self._highest_ballot = max(self._highest_ballot, self.acceptor.promised.number) + 1
         ballot = Ballot(self._highest_ballot, here.me.peer, here.life)
         self.candidate = Proposer(
@@ -446,7 +476,25 @@ class Election(Electorate):
 
         Such a ballot comes to nothing, and who hears of it would wait for that each time.
         """
-        return not (self._bootstrap or is_quorum(self.view, self._reached()) or self.may_fork())
+        if self._bootstrap or self.may_fork():
+            return False
+        return not is_quorum(self.view, self._reached())
+
+    def _cut_off(self) -> set[bytes]:
+        """Return the voters to whom there may be a link, and nothing comes back through it.
+
+        We have asked them for their votes, and for a while neither they nor their kernels have
+        answered. Where no kernel says when it was answered last, as over a relay, nobody knows.
+        """
+        here, called_s = self._here, self._called_s
+        if here.now_s - called_s < here.timing.failure_s / 2:
+            return set()
+        return {
+            peer
+            for peer in self.view.peer_set - {here.me.peer}
+            if float("-inf") < here.machines.answered_s(peer) < called_s
+            and self._answered_s.get(peer, 0.0) < called_s
+        }
 
     def waits_for_second(self) -> bool:
         """Return whether this candidate alone may have lost the coordinator, and can wait."""
@@ -482,7 +530,7 @@ class Election(Electorate):
         """Return the voters that a message of this peer may get to, itself included."""
         here = self._here
         known = ({*here.linked} | {here.me.peer}).intersection(self.view.peers)
-        return known - here.refused - self.outlived
+        return known - here.refused - self.outlived - self._cut_off()
 
     def silences_s(self) -> dict[bytes, float]:
         """Return since when those voters have been silent whose silence means something."""

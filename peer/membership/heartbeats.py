@@ -4,11 +4,17 @@ They come from the daemon, never from the trainer: a training step that holds th
 like a death. Most lost messages of the round protocol heal within one heartbeat, because a
 heartbeat repeats what READY, OFFER and LEAVE have said. The others heal by a limit of whoever waits
 for them: without MISS an attempt stalls, NOTICE is repeated, finals come within ``kept_s`` or not.
+
+A heartbeat that says what the last one on this link has said is only named: SAME_BEAT with its
+mark. Most are such where trainers compute. It is sent whole again after ``NAMED_MAX`` of these, and
+to whoever has a new link, so that one that was lost is missed for two seconds at most. Who hears of
+a beat that it does not know has a sign of life, and nothing else.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+from dataclasses import dataclass, replace
 
 from atoll.collectives.units import duration
 from atoll.peer.membership.callers import Callers
@@ -20,6 +26,7 @@ from atoll.peer.membership.failure_detector import LAGS_IN_LIMIT, LIMIT_MAX_S
 from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
+    MARK_BYTES,
     AskTrainers,
     CoordinatorBeat,
     Heartbeat,
@@ -27,12 +34,18 @@ from atoll.peer.membership.messages import (
     ObjectIs,
     Offer,
     Remembered,
+    SameBeat,
 )
 from atoll.peer.membership.operations import ObjectSender
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.signing import Signatures
 from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import View, plain
+from atoll.peer.net.wire import encode
+
+NAMED_MAX = 5  # times in a row: every sixth is whole, in 1.5 s
+
+Beat = Heartbeat | CoordinatorBeat
 
 
 class Heartbeats:
@@ -61,10 +74,15 @@ class Heartbeats:
         self._objects = ObjectSender()
         self._late = False  # by so much that the others wait longer
         self._cached: tuple[tuple[object, ...], Heartbeat] | None = None  # the last, and its fields
+        self._told = ToldBeats()
 
     def soon(self) -> None:
         """Let the next heartbeat go at once: somebody waits for what has just changed."""
         self.next_s = self._here.now_s
+
+    def forget(self, peer: bytes) -> None:
+        """Tell this peer a whole heartbeat next: it has another link, or none."""
+        self._told.forget(peer)
 
     def heard(self, beat: CoordinatorBeat) -> None:
         """Keep what the coordinator says of the next commit, for people who ask."""
@@ -90,7 +108,7 @@ class Heartbeats:
         if here.view is None:
             announcer = self._joining.announcer
             if here.phase is Phase.LEARNER and announcer in here.linked:
-                here.emit(Send(announcer, self.heartbeat()))
+                here.emit(Send(announcer, self._told.next(announcer, self.heartbeat())))
         elif lead is not None:
             beat = lead.beat(here.now_s, here.lag_s())
             if news := here.positions.news():
@@ -98,7 +116,7 @@ class Heartbeats:
             self.heard(beat)
             for peer in here.view.peers:
                 if peer != here.me.peer:
-                    here.emit(Send(peer, beat))
+                    here.emit(Send(peer, self._told.next(peer, beat)))
             lead.admission.announce(here.now_s)
         elif here.view.number > 0:
             self._to_coordinator(here.view, election)
@@ -120,7 +138,7 @@ class Heartbeats:
         acceptor = election.acceptor if election is not None else None
         beat = self.heartbeat(acceptor)
         for peer in view.peers if here.resigned else (view.coordinator,):
-            here.emit(Send(peer, beat))
+            here.emit(Send(peer, self._told.next(peer, beat)))
         if own.offer and own.round == 0:
             here.emit(Send(view.coordinator, Offer(*tag, own.offer)))
         given = own.given
@@ -209,3 +227,68 @@ class Heartbeats:
         view = self._here.view
         if view is not None and view.rules.min_trainers == self._asked_trainers[0]:
             self._asked_trainers = (0, 0.0)
+
+
+# ---------------------------------------------------------------- what need not be said again
+
+
+@dataclass(slots=True)
+class _ToldBeat:
+    beat: Beat
+    named: int = 0  # so many times since it was sent whole
+
+
+class ToldBeats:
+    """Remember the last whole heartbeat that each peer was told, and name it where it still holds.
+
+    Of one for each peer that has heard any: members and, for a joiner, its announcer.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[bytes, _ToldBeat] = {}
+        self._last: Beat | None = None
+        self._name: tuple[Beat, SameBeat] | None = None
+
+    def next(self, peer: bytes, beat: Beat) -> Beat | SameBeat:
+        """Return what to send: the heartbeat, or its name."""
+        if self._last is None or self._last != beat:  # one comparison, for all who are told
+            self._last = beat
+        beat, told = self._last, self._told.get(peer)
+        if told is None or told.beat is not beat or told.named >= NAMED_MAX:
+            self._told[peer] = _ToldBeat(beat)
+            return beat
+        told.named += 1
+        if self._name is None or self._name[0] is not beat:
+            self._name = (beat, SameBeat(mark_of(beat)))
+        return self._name[1]
+
+    def forget(self, peer: bytes) -> None:
+        self._told.pop(peer, None)
+
+
+class HeardBeats:
+    """Keep the last whole heartbeat of each linked peer, for when it is named."""
+
+    def __init__(self) -> None:
+        self._heard: dict[bytes, tuple[Beat, bytes | None]] = {}  # with its mark, once needed
+
+    def note(self, peer: bytes, beat: Beat) -> None:
+        self._heard[peer] = (beat, None)
+
+    def named(self, peer: bytes, same: SameBeat) -> Beat | None:
+        """Return the heartbeat that a peer means; None if we have not heard it."""
+        beat, mark = self._heard.get(peer, (None, None))
+        if beat is None:
+            return None
+        if mark is None:
+            mark = mark_of(beat)
+            self._heard[peer] = (beat, mark)
+        return beat if mark == same.of else None
+
+    def forget(self, peer: bytes) -> None:
+        self._heard.pop(peer, None)
+
+
+def mark_of(beat: Beat) -> bytes:
+    """Return the name of a heartbeat: a short BLAKE2 of its bytes on the wire."""
+    return hashlib.blake2b(encode(beat), digest_size=MARK_BYTES).digest()

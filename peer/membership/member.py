@@ -118,6 +118,7 @@ class MemberState:
         self.previous = (0, b"")  # the position before the last commit; (0, b"") if not known
         self.digest = b""
         self.digest_round = -1
+        self._earlier = (b"", -1)  # the digest before, and of what round
         self.epoch = max(1, life)  # of an earlier life it is another one
         self.spec = ""  # the run specification of our state, shown when a JOIN differs ...
         self.fragments = 1  # ... and what it asks for
@@ -200,7 +201,20 @@ class MemberState:
         self.fragments, self.rounds_in_flight = event.fragments, event.rounds_in_flight
 
     def on_applied(self, event: Applied) -> None:
+        self._earlier = (self.digest, self.digest_round)
         self.digest, self.digest_round = event.digest, event.round
+
+    def digest_after(self, round_number: int) -> bytes:
+        """Return the digest of our state after one of the last two rounds, or nothing."""
+        known = ((self.digest, self.digest_round), self._earlier)
+        found = (digest for digest, number in known if number == round_number)
+        return next(found, b"") if self.holds else b""
+
+    def compare(self, round_number: int, chain: bytes, digest: bytes) -> None:
+        """Doubt our bytes, outside a view, if those of its coordinator are others."""
+        here = (self.round, self.chain) == (round_number, chain) and self.holds
+        if here and self.digest_round == self.round and digest not in (b"", self.digest):
+            self.on_resync()
 
     def on_resync(self) -> bool:
         """Doubt our bytes; return whether to download those of the others.

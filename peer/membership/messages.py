@@ -97,6 +97,7 @@ __all__ = [
     "Report",
     "Resync",
     "Run",
+    "SameBeat",
     "SyncTarget",
     "Terms",
     "Vote",
@@ -105,6 +106,7 @@ __all__ = [
 
 HALTED_CHARS_MAX = 2000  # a sentence; with every member and its digest it could be much longer
 CALLERS_MAX = 8  # that ask in vain to come in: one is enough to hand over for (callers.py)
+MARK_BYTES = 8  # of a heartbeat that is not sent again: links are sealed, nobody can forge one
 ARCHIVES_TOLD_MAX = 4  # donors beside the view's: to help, not to depend on
 
 Peers = Annotated[tuple[PeerId, ...], Within(0, MEMBERS_MAX)]
@@ -208,10 +210,14 @@ class Accept(InView):
 @message(wire="Accepted")
 @dataclass(frozen=True, slots=True)
 class Accepted(InView):
-    """Tell all voters of our vote for a proposal: every acceptor learns the decision itself."""
+    """Tell all voters of our vote for a proposal: every acceptor learns the decision itself.
+
+    ``digest`` names the proposal, which its ACCEPT has brought: everybody hears this of everybody,
+    and a view is as large as it has members.
+    """
 
     ballot: Ballot
-    proposal: View
+    digest: Digest
     inc: Incarnation = 0
     sig: Signature = b""
 
@@ -391,6 +397,17 @@ class CoordinatorBeat(InView):
     lag_s: float = 0.0  # as of Heartbeat
     lacks_quorum: bool = False  # too few voters are heard for anything to be committed
     unchanged: Rounds = 0  # so many rounds, up to `round`, have changed no state
+
+
+@message(wire="SameBeat")
+@dataclass(frozen=True, slots=True)
+class SameBeat:
+    """Say that our last whole heartbeat still holds, word for word, by its mark (heartbeats.py).
+
+    The mark covers lineage and view as well.
+    """
+
+    of: Annotated[bytes, Within(MARK_BYTES, MARK_BYTES)]
 
 
 @message(wire="Offer")
@@ -611,12 +628,15 @@ class SyncTarget(InView):
     """Tell a joiner, as coordinator, the last commit and who has the state.
 
     That is the view (its donors) if the joiner lacks it, and archives, which are donors too.
+    ``digest``: of the coordinator's state there, if that is where it stands. A joiner that has
+    other bytes takes the state anew.
     """
 
     round: Rounds
     chain: Digest
     decided: View | None = None
     archives: Annotated[tuple[Member, ...], Within(0, ARCHIVES_TOLD_MAX)] = ()
+    digest: Digest = b""
 
 
 @message(wire="Meet")
@@ -690,4 +710,4 @@ class AskTrainers(InView):
 
 
 # What the membership machine hears; the other messages belong to transfers.
-MEMBERSHIP = InView | Install | Join | Redirect | JoinRefused | Meet | BootstrapHello
+MEMBERSHIP = InView | SameBeat | Install | Join | Redirect | JoinRefused | Meet | BootstrapHello

@@ -44,7 +44,7 @@ from atoll.peer.membership.durable_records import (
 )
 from atoll.peer.membership.election import Election
 from atoll.peer.membership.forks import Forks
-from atoll.peer.membership.heartbeats import Heartbeats
+from atoll.peer.membership.heartbeats import HeardBeats, Heartbeats
 from atoll.peer.membership.joining import Joining
 from atoll.peer.membership.layout import Advised
 from atoll.peer.membership.member import MemberState
@@ -109,6 +109,8 @@ class Node:
         )
         # Whom which view was told last, and when: of linked peers.
         self._views_told: dict[bytes, tuple[tuple[bytes, int], float]] = {}
+        self._beats = HeardBeats()
+        self._is_news = True  # what the present event may have changed is to be acted on now
         self._deadline_s: float | None = 0.0  # when we want to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
@@ -123,9 +125,14 @@ class Node:
             self._discount_own_pause()
             if self._recovered is not None:
                 self._recover(self._recovered)
+            self._is_news = self._deadline_s is None or here.now_s >= self._deadline_s
+            self._is_news |= not isinstance(event, ev.Received)
             _EVENTS[type(event)](self, event)
-            self._settle()
-            self._deadline_s = self._next_deadline_s()
+            if self._is_news or here.to_self:
+                self._settle()
+                self._deadline_s = self._next_deadline_s()
+            elif self._deadline_s is not None:
+                self._deadline_s = min(self._deadline_s, here.now_s + here.timing.step_s)
         return here.take_effects()
 
     def next_deadline_s(self) -> float | None:
@@ -418,16 +425,17 @@ class Node:
             self._excluded(install)
 
     def _on_accepted(self, source: bytes, vote: ms.Accepted) -> None:
+        if self.election is None or not self.signatures.genuine(source, vote):
+            return
+        decision = self.election.on_accepted(source, vote)
+        if decision is not None:
+            self._on_decision(*decision)
+
+    def _on_decision(self, decided: View, proof: ms.Proof) -> None:
         """Install a view that is decided by votes that we have heard ourselves.
 
         A fork binds only those who made it: others meet it as another lineage.
         """
-        if self.election is None or not self.signatures.genuine(source, vote):
-            return
-        decision = self.election.on_accepted(source, vote)
-        if decision is None:
-            return
-        decided, proof = decision
         if not decided.fork or decided.member(self._here.me.peer) is not None:
             self._on_install(ms.Install(decided, proof))
 
@@ -574,6 +582,7 @@ class Node:
         here = self._here
         here.linked.add(event.peer)
         self._views_told.pop(event.peer, None)
+        self.heartbeats.forget(event.peer)
         here.refused.discard(event.peer)
         here.srtt_s[event.peer] = event.srtt_s
         here.linked_to(event.peer, event.life, self.follower.round)
@@ -585,6 +594,8 @@ class Node:
     def _on_link_down(self, event: ev.LinkDown) -> None:
         self._here.linked.discard(event.peer)
         self._views_told.pop(event.peer, None)
+        self.heartbeats.forget(event.peer)
+        self._beats.forget(event.peer)
         self._here.machines.answered(event.peer, float("-inf"))
         self._here.srtt_s.pop(event.peer, None)
         self._here.addresses.pop(event.peer, None)
@@ -681,6 +692,10 @@ class Node:
     # ------------------------------------------------------------ messages
 
     def _on_message(self, source: bytes, message: Any) -> None:
+        if isinstance(message, ms.SameBeat):
+            message = self._beats.named(source, message) or message
+        else:  # a beat that is only named changes nothing but silences: one step is for several
+            self._is_news = True
         handler = _MESSAGES.get(type(message))
         if handler is None:
             text = f"{short(source)} sent a {name_of(message)}, which nobody expects"
@@ -779,7 +794,15 @@ class Node:
             text = f"round {begin.round} attempt {begin.attempt} is rejected: {wrong}"
             self._here.emit(ev.Note("rejected", text, source))
 
+    def _on_same_beat(self, source: bytes) -> None:
+        """Take a sign of life: the heartbeat that is meant was lost on its way."""
+        if self.coordinator is not None:
+            self.coordinator.roster.heard(source, None, self._here.now_s)
+        elif self._is_coordinator(source) and self.election is not None:
+            self._heard_coordinator(self.election)
+
     def _on_beat(self, source: bytes, beat: ms.CoordinatorBeat) -> None:
+        self._beats.note(source, beat)
         self._here.machines.says_lag(source, beat.lag_s)
         self.heartbeats.heard(beat)
         if self.election is not None:
@@ -828,8 +851,8 @@ class Node:
             self._check_memory(told)
 
     def _on_accept(self, accept: ms.Accept) -> None:
-        if self.election is not None:
-            self.election.on_accept(accept)
+        if self.election is not None and (decision := self.election.on_accept(accept)):
+            self._on_decision(*decision)
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
         member = self._here.view.member(source) if self._here.view else None
@@ -840,6 +863,7 @@ class Node:
             lead.admission.leaving.add(source)
 
     def _on_heartbeat(self, source: bytes, beat: ms.Heartbeat) -> None:
+        self._beats.note(source, beat)
         here, lead = self._here, self.coordinator
         if here.view is not None and here.view.member(source) is not None:
             if here.positions.shows_loss(source, beat.inc, beat.life, beat.began):
@@ -922,6 +946,7 @@ class Node:
             self._go(Trigger.LEARN)
             position = (target.round, target.chain)
             self.syncing.aim(*position, donors, anew=True, archives=target.archives)
+            self.follower.compare(*position, target.digest)
         self.heartbeats.soon()
 
     def _on_bootstrap_hello(self, source: bytes, hello: ms.BootstrapHello) -> None:
@@ -996,6 +1021,7 @@ _MESSAGES: dict[type, Callable[[Node, bytes, Any], None]] = {
     **_ORDERS,
     # what members tell the coordinator
     ms.Heartbeat: Node._on_heartbeat,
+    ms.SameBeat: lambda node, source, same: node._on_same_beat(source),
     ms.Offer: lambda node, s, m: node._tell_lead(lambda c: c.on_offer(s, m.blob, node.now_s)),
     ms.ObjectIs: lambda node, s, m: node._tell_lead(lambda c: c.roster.give(s, m.data)),
     ms.Miss: lambda node, s, m: node._tell_lead(lambda c: c.on_miss(s, m)),

@@ -27,10 +27,8 @@ from atoll.peer.membership.view import View, is_quorum, short
 from atoll.peer.net.wire import encode, name_of
 
 Signed = Promise | Accepted | Commit
-# Remembered of one view, with their signatures: a few of each of its members. An ACCEPTED holds a
-# whole view, so that bytes count as well.
+# Remembered of one view, with their signatures: a few of each of its members, of about 200 bytes.
 STATEMENTS_MAX = 4096
-STATEMENTS_BYTES_MAX = 4 << 20
 
 
 class Signer(Protocol):
@@ -52,12 +50,10 @@ class Signatures:
         self._signer = signer
         self._emit = emit
         self._said: dict[tuple[bytes, int, str, object], tuple[bytes, bytes]] = {}
-        self._said_bytes = 0
         self._position: Remembered | None = None  # ours, the last that was signed
 
     def new_view(self) -> None:
         self._said.clear()
-        self._said_bytes = 0
 
     def signed(self, message: Any, inc: int) -> Any:
         """Return a Signed message with our incarnation and signature."""
@@ -101,9 +97,8 @@ class Signatures:
         before = self._said.get(place)
         if before is None:
             self._said[place] = (text, message.sig)
-            self._said_bytes += len(text)
-            while len(self._said) > STATEMENTS_MAX or self._said_bytes > STATEMENTS_BYTES_MAX:
-                self._said_bytes -= len(self._said.pop(next(iter(self._said)))[0])
+            if len(self._said) > STATEMENTS_MAX:
+                del self._said[next(iter(self._said))]
             return True
         if before[0] == text:
             return True
@@ -149,7 +144,7 @@ class Signatures:
         """Return whose votes are genuine. What they have signed differs by their incarnations."""
         place = (proof.lineage, proof.view, proof.ballot)
         incs = {vote.inc for vote in proof.votes}
-        signed = {inc: _statement(Accepted(*place, decided, inc)) for inc in incs}
+        signed = {inc: _statement(Accepted(*place, decided.digest, inc)) for inc in incs}
         return {v.peer for v in proof.votes if signer.verify(v.peer, signed[v.inc], v.sig)}
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
 
-from atoll.peer.net.wire import Within, message
+from atoll.peer.net.wire import Within, encode, message
 
 REPLICA = "replica"  # holds the state and votes
 WITNESS = "witness"  # votes, holds nothing
@@ -193,6 +193,11 @@ class View:
             raise ValueError("a view names each banned peer once")
         if list(self.outbound) != sorted({*self.outbound} & {*ids}):
             raise ValueError("who can only dial out is a member, named once and in order")
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the view as it goes over the wire: votes name it by this."""
+        return hashlib.sha256(b"atoll-view" + encode(self)).digest()
 
     @cached_property
     def peers(self) -> tuple[bytes, ...]:

@@ -39,6 +39,9 @@ from atoll.peer.streams.transfers import TransferKind
 # Scratch of a reader thread for frames that nobody wants: no record of a stream is taken in pieces.
 DRAIN_BYTES = RECORD_BYTES_MAX
 ADDRESSES_MAX = 8192  # remembered addresses; twice the peers that a run may have
+# With more links than this no stream is opened before a round needs it: of 64 daemons that begin
+# together on one machine each opened 63, with a reader each, before anybody trained.
+WARM_PEERS_MAX = 16
 OPEN_TRIES = 3  # a member that cannot be dialled so often is reported to the round
 # A stream that another one replaces may still carry a round or a transfer: it is closed when it has
 # been idle for so long. Who waits longer than this for a turn has been given up.
@@ -266,7 +269,12 @@ class Streams:
                 stream.pace(rate)
 
     def warm(self, peer: bytes) -> None:
-        """Open a stream to this peer soon; failures show when a round needs it."""
+        """Open a stream to this peer soon; failures show when a round needs it.
+
+        Not where there are many: then each waits for the first round that uses it.
+        """
+        if len(self._host.link_peers()) > WARM_PEERS_MAX:
+            return
         stream = self._outgoing.get(StripeId(peer, 0))
         if stream is None or stream.closed:
             self._open(StripeId(peer, 0)).add_done_callback(_retrieve)

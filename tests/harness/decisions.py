@@ -47,7 +47,7 @@ class Decisions:
         self.name_of: Callable[[bytes], str] = repr
         self.believers: dict[bytes, set[bytes]] = {}  # who is banned, and who believes it
         self.committed: set[tuple[bytes, int, bytes]] = set()  # lineage, round, chain
-        self._votes: dict[Place, dict[tuple[Ballot, View], set[tuple[bytes, int]]]] = {}
+        self._votes: dict[Place, dict[tuple[Ballot, bytes], set[tuple[bytes, int]]]] = {}
         self._promised: dict[tuple[Place, Ballot], set[bytes]] = {}
         self._attempts: dict[tuple[bytes, int, int], ms.Begin] = {}
         self._highest: dict[object, Ballot] = {}  # that anybody has promised in a view
@@ -93,17 +93,17 @@ class Decisions:
         kind = type(message)
         if kind is ms.Accepted:
             cast = self._votes.setdefault((message.lineage, message.view), {})
-            voters = cast.setdefault((message.ballot, message.proposal), set())
+            voters = cast.setdefault((message.ballot, message.digest), set())
             voters.add((host.peer, message.inc))
-            for (ballot, proposal), others in cast.items():
-                twice = ballot == message.ballot and proposal != message.proposal
+            for (ballot, digest), others in cast.items():
+                twice = ballot == message.ballot and digest != message.digest
                 twice = twice and (host.peer, message.inc) in others
                 assert not twice, f"invariant 1: {host.name} votes for two views in one ballot"
             place = (message.lineage, message.view, host.memory)
             below = message.ballot < self._highest.get(place, Ballot())
-            known = self._accepted.get(place) == (message.ballot, message.proposal)
+            known = self._accepted.get(place) == (message.ballot, message.digest)
             assert known or not below, f"invariant 1: {host.name} votes below its promise"
-            self._accepted[place] = message.ballot, message.proposal
+            self._accepted[place] = message.ballot, message.digest
         elif kind is ms.Promise:
             place = (message.lineage, message.view), message.ballot
             self._promised.setdefault(place, set()).add(host.peer)
@@ -132,7 +132,9 @@ class Decisions:
     def _keeps_the_living(self, host: Host, accept: ms.Accept) -> None:
         """Judge what a candidate has chosen itself, when it says so first."""
         place, view, before = (accept.lineage, accept.view), accept.proposal, None
-        voted = any(proposal == view for _, proposal in self._votes.get(place, ()))  # so it binds
+        voted = any(
+            digest == view.digest for _, digest in self._votes.get(place, ())
+        )  # so it binds
         chosen = view.coordinator == accept.ballot.peer == host.peer and not voted
         promisers_only = view.fork or view.rollback  # see consensus.py
         if chosen and not promisers_only and (place, accept.ballot) not in self._judged:
@@ -235,8 +237,8 @@ class Decisions:
     def _ballots(self, place: Place, view: View, before: View) -> dict[Ballot, set[bytes]]:
         """Who has voted for it, in which ballot; only those lives that the view before names."""
         found = {}
-        for (ballot, proposal), cast in self._votes.get(place, {}).items():
-            if proposal == view:
+        for (ballot, digest), cast in self._votes.get(place, {}).items():
+            if digest == view.digest:
                 mine = {(m.peer, m.inc) for m in before.members}
                 named = cast & mine if before.number else cast
                 found[ballot] = {peer for peer, _ in named} & set(before.peers)

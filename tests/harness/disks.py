@@ -115,7 +115,8 @@ class Disk:
             )
         if type(message) is ms.Accepted:
             return any(
-                (record.vote.ballot, record.vote.proposal) == (message.ballot, message.proposal)
+                (record.vote.ballot, record.vote.digest) == (message.ballot, message.digest)
+                and record.proposal.digest == message.digest
                 for record in self._synced(AcceptedRecord)
             )
         return True

@@ -49,4 +49,4 @@ def sent(effects: list[Effect], kind: type) -> list[tuple[bytes, object]]:
 
 
 def vote(proposal: View, ballot: Ballot) -> Accepted:
-    return Accepted(LINEAGE, 3, ballot, proposal)
+    return Accepted(LINEAGE, 3, ballot, proposal.digest)

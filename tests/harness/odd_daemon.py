@@ -119,11 +119,12 @@ class VotesTwice(Liar):
     def _lie(self, peer: bytes, message: object) -> ms.Accepted | None:
         if not isinstance(message, ms.Accepted) or peer in self._lied:
             return None
-        if len(message.proposal.members) != self.members:
+        election = self.node.election
+        vote = election.acceptor.accepted if election is not None else None
+        if vote is None or len(vote.proposal.members) != self.members:
             return None
         self._lied.add(peer)
-        proposal = replace(message.proposal, base_chain=bytes(32))
-        return replace(message, proposal=proposal)
+        return replace(message, digest=replace(vote.proposal, base_chain=bytes(32)).digest)
 
 
 class Stays(daemon.Daemon):

@@ -63,6 +63,8 @@ class World(ABC):
         self.recorder: Recorder | None = None  # of effects, for tests/golden/traces.txt
         self.committed = 0  # the highest round that anybody has applied
         self.events = 0
+        # When it was found last that a kernel acknowledges what a peer sends, by (the peer, its).
+        self._answered_s: dict[tuple[bytes, bytes], float] = {}
         self.hold_renewal = False  # the disk hangs: no new incarnation number
         self.rounds_wait = True  # for trainers that compute; not so in an asynchronous run
         self.unusable = ""  # a host whose contribution cannot be read
@@ -118,13 +120,17 @@ class World(ABC):
         """Up, refused or silent, after a round trip."""
 
     def ask_kernel(self, host: Host, peer: bytes) -> None:
-        """The kernel of a stopped process goes on acknowledging what comes."""
+        """The kernel of a stopped process goes on acknowledging what comes, if there is a way."""
         target = self.hosts.get(peer)
-        if target is None or not target.alive or target.off:
-            return
-        if self.has_way(host, target) and self.has_way(target, host):
-            event = ev.KernelAnswered(peer, host.skew_s + self.now_s * host.rate)
+        lives = target is not None and target.alive and not target.off
+        if target is not None and lives and self._has_ways(host, target):
+            self._answered_s[host.peer, peer] = self.now_s
+        if (answered_s := self._answered_s.get((host.peer, peer))) is not None:
+            event = ev.KernelAnswered(peer, host.skew_s + answered_s * host.rate)
             self.after(0.0, lambda: self.deliver(host, event))
+
+    def _has_ways(self, host: Host, target: Host) -> bool:
+        return self.has_way(host, target) and self.has_way(target, host)
 
     @abstractmethod
     def is_open(self, source: Host, target: Host) -> bool:
@@ -507,6 +513,8 @@ class World(ABC):
         node = host.node
         if type(event) is ev.Received:
             self.checker.decisions.heard(host, event.source)
+        elif type(event) is ev.LinkUp:
+            self._answered_s[host.peer, event.peer] = self.now_s
         effects = node.handle(event, host.skew_s + self.now_s * host.rate)
         deadline_s = node.next_deadline_s()
         if deadline_s is None:

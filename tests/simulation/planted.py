@@ -177,7 +177,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "enters without the state",
         "admission",
-        "return position == own.previous and beat.digest_round == beat.round > 0",
+        "return position == own.previous and has_state and not self._differs(beat)",
         "return True",
         test="simulation/test_directed.py::test_a_joiner_far_behind_does_not_enter",
     ),

@@ -23,8 +23,8 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "accept not synced",
         "consensus",
-        "self._emit(Persist(AcceptedRecord(signed), synced=True))",
-        "self._emit(Persist(AcceptedRecord(signed), synced=False))",
+        "self._emit(Persist(self.accepted, synced=True))",
+        "self._emit(Persist(self.accepted, synced=False))",
         seed=0,
     ),
     Mutant(
@@ -131,7 +131,7 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "two values at one ballot",
         "consensus",
-        "        if known is not None and known.ballot == accept.ballot:\n"
+        "        if known is not None and known.vote.ballot == accept.ballot:\n"
         "            return  # a proposer",
         "        if False:\n            return  # a proposer",
         test=TEST + "a_second_value_at_one_ballot_is_refused",

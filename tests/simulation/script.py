@@ -36,6 +36,7 @@ OFTEN = (
     "Join",
     "Heartbeat",
     "CoordinatorBeat",
+    "SameBeat",
     "TellTrainer",
     "Note",
 )

@@ -19,6 +19,7 @@ from atoll.peer.links.estimates import (
     RTT_KEPT_S,
     RTT_STEP_S,
     START_BYTES,
+    WINDOWS_MIN,
     BestRate,
     OwnLinks,
     PairEstimate,
@@ -169,6 +170,16 @@ def test_a_probe_that_ends_while_tcp_begins_is_a_bound_and_one_that_goes_on_is_n
         assert link.pair.now(link.now_s).is_bound == is_bound
         link.free()  # as a round of two shows it
         assert not link.pair.now(link.now_s).is_bound
+
+
+def test_one_round_of_two_is_a_bound_and_several_are_not() -> None:
+    """The one may have been disturbed, and all that disturbs makes a rate smaller."""
+    link = Link()
+    for number in range(WINDOWS_MIN + 2):
+        link.free(0.3 * RATE, seconds=1.5)
+        link.give()  # it rests
+        assert link.out > 0
+        assert link.pair.now(link.now_s).is_bound == (number < WINDOWS_MIN - 1)
 
 
 @pytest.mark.parametrize("loss", [0.0003, 0.001, 0.005, 0.02])

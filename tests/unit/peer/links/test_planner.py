@@ -18,7 +18,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import COLLECTIVES, RunSpec, blob
 from atoll.peer.links import planner as module
 from atoll.peer.links.messages import StreamPlan
-from atoll.peer.links.planner import Planner, RoundPlan
+from atoll.peer.links.planner import REPLAN_PER_MEMBER_S, REPLAN_S, YOUNG_ROUNDS, Planner, RoundPlan
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import Advised
 from atoll.peer.rounds.state import ReplicatedState
@@ -147,6 +147,27 @@ def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> Non
         await planner.look()
         assert len(lead.advised[-1].participants) == 2
         assert lead.paces[peer_id("c")] == 0.0  # nothing is planned for it any more
+
+    scenario(play)
+
+
+def test_a_link_that_seems_slower_is_believed_after_some_rounds() -> None:
+    """What the first ones show of it may be too little."""
+
+    async def play(cluster: Cluster, sites: list[Site]) -> None:
+        lead = sites[0]
+        ends = {"up": [FAST, FAST, 0.5 * FAST], "down": [FAST] * 3}
+        lead.network = lambda participants: measured(  # type: ignore[method-assign]
+            3, **ends, latency_s=dict.fromkeys([(0, 1), (0, 2), (1, 2)], 0.02)
+        )
+        await lead.planner.look()
+        shares = lead.advised[-1].layout.shares
+        assert max(shares) - min(shares) <= 1
+        cluster.until_round("abc", YOUNG_ROUNDS)
+        lead.planner._made_s -= REPLAN_S + 3 * REPLAN_PER_MEMBER_S
+        await lead.planner.look()
+        shares = lead.advised[-1].layout.shares
+        assert shares[2] < min(shares[:2]) - 1
 
     scenario(play)
 

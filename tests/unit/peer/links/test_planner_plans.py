@@ -117,6 +117,16 @@ def test_what_only_probes_have_found_gives_no_paces_and_no_slightly_uneven_share
     assert max(others) - min(others) <= 1, "nor for collectives, or when somebody is missing"
 
 
+def test_in_the_first_rounds_only_large_differences_are_believed() -> None:
+    for rates, is_even in (((100, 100, 60, 100), True), ((100, 100, 20, 100), False)):
+        plan = plan_rounds(PEERS, wide(*rates), GRID, FLOAT, is_young=True)
+        shares = plan.advice.layout.shares
+        assert (max(shares) - min(shares) <= 1) == is_even
+        assert any(rate > 0 for told in plan.told.values() for rate in told.pace)
+    later = plan_rounds(PEERS, wide(100, 100, 60, 100), GRID, FLOAT).advice.layout.shares
+    assert later[2] < max(later) - 1
+
+
 def test_fast_links_have_no_pace() -> None:
     plan = plan_rounds(PEERS, uniform(4, 10 * PACED_BYTES_PER_S_MAX, 1e-4), GRID, INT8)
     assert all(told.pace == (0.0, 0.0, 0.0) for told in plan.told.values())

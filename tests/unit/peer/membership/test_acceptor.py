@@ -21,7 +21,7 @@ from harness.elections import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.membership.consensus import Acceptor
+from atoll.peer.membership.consensus import PROPOSALS_MAX, Acceptor
 from atoll.peer.membership.events import Effect
 from atoll.peer.membership.messages import Accept, Accepted, Promise, Proof, Report
 from atoll.peer.membership.view import Ballot, Rules, View, forked, is_quorum
@@ -104,6 +104,7 @@ def decided(outcome: tuple[View, Proof] | None) -> View | None:
 
 def test_a_quorum_of_equal_votes_at_one_ballot_decides() -> None:
     acceptor = Voter().acceptor
+    assert acceptor.learn(Accept(LINEAGE, 3, Ballot(1, B), NEXT)) is None
     assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, B))) is None
     assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, B))) is None  # twice the same
     assert acceptor.on_accepted(B, vote(NEXT, Ballot(2, C))) is None  # another ballot
@@ -112,8 +113,28 @@ def test_a_quorum_of_equal_votes_at_one_ballot_decides() -> None:
     assert decided(acceptor.on_accepted(C, vote(NEXT, Ballot(1, B)))) == NEXT
 
 
+def test_votes_may_come_before_what_they_are_for() -> None:
+    acceptor = Voter().acceptor
+    assert acceptor.on_accepted(A, vote(NEXT, Ballot(1, B))) is None
+    assert acceptor.on_accepted(B, vote(NEXT, Ballot(1, B))) is None  # decided, and of what?
+    assert acceptor.learn(Accept(LINEAGE, 3, Ballot(2, C), NEXT)) is None  # of another ballot
+    assert decided(acceptor.learn(Accept(LINEAGE, 3, Ballot(1, B), NEXT))) == NEXT
+
+
+def test_few_proposals_are_kept_and_the_own_one_always() -> None:
+    voter = Voter()
+    voter.accept(Ballot(1, B))
+    for number in range(100):
+        other = replace(NEXT, base_round=number)
+        voter.acceptor.learn(Accept(LINEAGE, 3, Ballot(0, A), other))
+    assert len(voter.acceptor._proposals) == PROPOSALS_MAX
+    voter.acceptor.on_accepted(A, vote(NEXT, Ballot(1, B)))
+    assert decided(voter.acceptor.on_accepted(B, vote(NEXT, Ballot(1, B)))) == NEXT
+
+
 def test_only_the_latest_vote_of_each_voter_is_kept() -> None:
     acceptor = Voter().acceptor
+    acceptor.learn(Accept(LINEAGE, 3, Ballot(2, C), NEXT))
     for number in range(2000):
         assert acceptor.on_accepted(C, vote(replace(NEXT, base_round=number), Ballot(1, B))) is None
     assert acceptor.on_accepted(C, vote(NEXT, Ballot(2, C))) is None
@@ -126,10 +147,13 @@ def test_only_the_latest_vote_of_each_voter_is_kept() -> None:
 def test_a_fork_needs_the_votes_of_all_that_are_in_it() -> None:
     acceptor = Voter(view_of(A, B)).acceptor
     alone = forked(replace(NEXT, members=NEXT.members[:1]), Ballot(1, B))
+    for proposal in (NEXT, alone):
+        acceptor.learn(Accept(LINEAGE, 3, Ballot(1, A), proposal))
     assert decided(acceptor.on_accepted(A, vote(NEXT, Ballot(1, A)))) == NEXT  # the tie-breaker
     assert decided(acceptor.on_accepted(B, vote(alone, Ballot(1, B)))) == alone
     pair = forked(NEXT, Ballot(2, B))
     view = replace(view_of(A, B, C, D, E), rules=Rules(policy="any"))
     three = Voter(view).acceptor
+    three.learn(Accept(LINEAGE, 3, Ballot(2, B), pair))
     assert three.on_accepted(B, vote(pair, Ballot(2, B))) is None
     assert decided(three.on_accepted(C, vote(pair, Ballot(2, B)))) == pair

@@ -23,12 +23,11 @@ from harness.elections import (
     R,
     sent,
     view_of,
-    vote,
 )
 
 from atoll.peer.membership.consensus import BaseWait, Electorate, Proposer, base_of
 from atoll.peer.membership.events import Effect, Note
-from atoll.peer.membership.messages import Accept, Accepted, Prepare, Promise, Report, Run
+from atoll.peer.membership.messages import Accept, Prepare, Promise, Report, Run
 from atoll.peer.membership.view import (
     ANCESTORS_MAX,
     Ballot,
@@ -66,7 +65,7 @@ class Candidate:
         self.ballot = Ballot(2, me)
         self.proposer = Proposer(view, self.ballot, TIMING, self.effects.append, 0.0, **options)
 
-    def promise(self, source: bytes, report: Report, accepted: Accepted | None = None) -> None:
+    def promise(self, source: bytes, report: Report, accepted: Accept | None = None) -> None:
         ballot, proposal = (accepted.ballot, accepted.proposal) if accepted else (None, None)
         answer = Promise(LINEAGE, 3, self.ballot, report, ballot, proposal)
         self.proposer.on_promise(source, answer)
@@ -209,8 +208,8 @@ def test_a_disputed_base_counts_as_lost_in_the_end(on_lost: str) -> None:
 def test_the_accepted_value_of_the_highest_ballot_binds() -> None:
     other = replace(NEXT, coordinator=C)
     candidate = Candidate()
-    candidate.promise(B, Report(9, OTHER, True), vote(NEXT, Ballot(0, A)))
-    candidate.promise(C, Report(4, CHAIN, True), vote(other, Ballot(1, C)))
+    candidate.promise(B, Report(9, OTHER, True), Accept(LINEAGE, 3, Ballot(0, A), NEXT))
+    candidate.promise(C, Report(4, CHAIN, True), Accept(LINEAGE, 3, Ballot(1, C), other))
     assert candidate.chosen() == other
 
 
@@ -241,7 +240,7 @@ def test_a_fork_that_somebody_has_accepted_binds_nobody_else() -> None:
     candidate = Candidate(pair)
     candidate.promise(B, Report(4, CHAIN, True))
     candidate.promise(C, Report(4, CHAIN, True))
-    candidate.promise(D, Report(4, CHAIN, True), vote(alone, Ballot(1, E)))
+    candidate.promise(D, Report(4, CHAIN, True), Accept(LINEAGE, 3, Ballot(1, E), alone))
     view = candidate.chosen()
     assert view is not None
     assert (view.peers, view.lineage, view.fork) == ((A, B, C, D, E), LINEAGE, False)
@@ -351,7 +350,7 @@ def test_a_lost_base_is_noted_and_halts() -> None:
 
 def test_lone_survivor_forks_whatever_it_has_accepted() -> None:
     candidate = Candidate(view_of(A, B))
-    candidate.promise(B, Report(4, CHAIN, True), vote(NEXT, Ballot(0, A)))
+    candidate.promise(B, Report(4, CHAIN, True), Accept(LINEAGE, 3, Ballot(0, A), NEXT))
     assert candidate.chosen() is None
     view = candidate.chosen(2.0, lone_ok=True)
     assert view is not None

@@ -80,7 +80,7 @@ def test_a_view_commits_what_leads_to_its_base() -> None:
 def test_a_view_voids_what_does_not_lead_to_its_base() -> None:
     following = replace(FIRST, number=4, base_round=1, base_chain=ONE.after)
     promise = PromiseRecord(LINEAGE, 3, BALLOT)
-    vote = AcceptedRecord(ms.Accepted(LINEAGE, 3, BALLOT, following))
+    vote = AcceptedRecord(ms.Accepted(LINEAGE, 3, BALLOT, following.digest), following)
     found = recovered([*LEDGER, promise, vote, ViewRecord(following)], 8, stored=STORED)
     assert found.known == (1, ONE.after)
     assert not found.ready
@@ -228,9 +228,9 @@ def test_the_table_names_messages_and_records() -> None:
 def test_compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has() -> None:
     following = replace(FIRST, number=4, base_round=2, base_chain=TWO.after)
     promise = PromiseRecord(LINEAGE, 3, BALLOT)
-    vote = AcceptedRecord(ms.Accepted(LINEAGE, 3, BALLOT, following))
+    vote = AcceptedRecord(ms.Accepted(LINEAGE, 3, BALLOT, following.digest), following)
     records = compacted([*LEDGER, CommitRecord(2, TWO.after), promise, vote], 1)
     assert ONE not in records
     found = recovered(records, 9, [(1, ONE.after)], STORED)
     assert found.state == (2, TWO.after)
-    assert (found.promised, found.frozen, found.accepted) == (BALLOT, True, vote.vote)
+    assert (found.promised, found.frozen, found.accepted) == (BALLOT, True, vote)

@@ -379,7 +379,7 @@ def test_a_promise_and_a_vote_outlive_the_process() -> None:
         ViewRecord(view),
         CommitRecord(3, b"3" * 32),
         PromiseRecord(LINEAGE, 1, ballot),
-        AcceptedRecord(ms.Accepted(LINEAGE, 1, ballot, proposal, 1)),
+        AcceptedRecord(ms.Accepted(LINEAGE, 1, ballot, proposal.digest, 1), proposal),
     ]
     node = Node(members[2], life=2, recovered=recovered(ledger, 5))
     lower = ms.Prepare(LINEAGE, 1, Ballot(4, peer_id("a"), 1))  # of a coordinator, which may ask

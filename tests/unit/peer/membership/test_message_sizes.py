@@ -76,7 +76,6 @@ def test_a_full_view_of_the_longest_addresses_fits_into_a_frame(letter: str) -> 
         ms.Install(view, proof),
         ms.Redirect(view),
         ms.Accept(*tag, ballot, view),
-        ms.Accepted(*tag, ballot, view),
         ms.Promise(*tag, ballot, report, ballot, view),
     ):
         framed = frame(encode(msg))

@@ -198,7 +198,8 @@ def test_a_learner_whose_heartbeats_go_elsewhere_is_told_the_view_again() -> Non
     def hold(source: bytes, peer: bytes, message: object) -> bool:
         if isinstance(message, ms.SyncTarget):
             lessons.append(message.decided is not None)
-        return bool(mute) and source == peer_id("c") and isinstance(message, ms.Heartbeat)
+        beats = isinstance(message, ms.Heartbeat | ms.SameBeat)
+        return bool(mute) and source == peer_id("c") and beats
 
     cluster.hold = hold
     for name in "ab":

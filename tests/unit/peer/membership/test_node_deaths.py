@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -131,9 +132,9 @@ def test_a_candidate_without_a_quorum_says_so_once_per_loss() -> None:
         cluster.pause("a")
         cluster.pause("b")
         cluster.pause("c")
-        noted = len(cluster.noted("no-quorum"))
+        before = Counter(cluster.noted("no-quorum"))
         cluster.run(20.0)
-        told = cluster.noted("no-quorum")[noted:]
+        told = [*(Counter(cluster.noted("no-quorum")) - before).elements()]
         assert sorted(set(told)) == sorted(told)  # d or e, or each of them once
         assert set(told) <= {"d", "e"}
         assert told
@@ -169,7 +170,7 @@ def test_a_coordinator_without_a_quorum_waits_for_the_dead() -> None:
     cluster.run(10.0)
     names, since_s = waiting(cluster, "a")
     assert names == "bc"
-    assert 9.0 < since_s < 10.5
+    assert 9.0 <= since_s < 10.5
 
 
 def test_a_quick_election_is_no_loss_of_the_quorum() -> None:

@@ -57,7 +57,7 @@ def test_what_strangers_say_inside_a_view_does_not_count() -> None:
     for message in (
         ms.Ready(*tag, begin.round, begin.attempt, b"x" * 32),
         ms.Miss(*tag, begin.round, begin.attempt, begin.participants),
-        ms.Accepted(*tag, ballot, later),
+        ms.Accepted(*tag, ballot, later.digest),
         ms.Accept(*tag, ballot, later),
         ms.Prepare(*tag, ballot),
         ms.Promise(*tag, ballot, ms.Report(begin.round, b"x" * 32, True)),
@@ -144,7 +144,7 @@ def test_many_hostile_messages_leave_everything_small() -> None:
     for n in range(MANY):
         proposal = replace(view, number=view.number + 1, base_round=n)
         stranger = some_id(n)
-        hear(host, source, ms.Accepted(*tag, Ballot(n, source), proposal))
+        hear(host, source, ms.Accepted(*tag, Ballot(n, source), proposal.digest))
         hear(host, source, ms.Miss(*tag, begin.round, begin.attempt, (stranger,)))
         hear(host, stranger, ms.Ready(*tag, begin.round, begin.attempt, stranger))
         hear(host, stranger, ms.Offer(*tag, b"blob"))

@@ -63,7 +63,7 @@ def signed(keys: Keys, message: object, inc: int = 1) -> object:
 def accepted(
     keys: Keys, proposal: View = NEXT, inc: int = 1, ballot: Ballot = BALLOT
 ) -> ms.Accepted:
-    vote = signed(keys, ms.Accepted(LINEAGE, 3, ballot, proposal), inc)
+    vote = signed(keys, ms.Accepted(LINEAGE, 3, ballot, proposal.digest), inc)
     assert isinstance(vote, ms.Accepted)
     return vote
 
@@ -71,7 +71,7 @@ def accepted(
 def proof(*voters: Keys, proposal: View = NEXT, view: View = VIEW) -> ms.Proof:
     votes = []
     for keys in voters:
-        vote = signed(keys, ms.Accepted(view.lineage, view.number, BALLOT, proposal))
+        vote = signed(keys, ms.Accepted(view.lineage, view.number, BALLOT, proposal.digest))
         assert isinstance(vote, ms.Accepted)
         votes.append(ms.Vote(keys.peer, vote.inc, vote.sig))
     return ms.Proof(view.lineage, view.number, BALLOT, tuple(votes))
@@ -79,7 +79,7 @@ def proof(*voters: Keys, proposal: View = NEXT, view: View = VIEW) -> ms.Proof:
 
 COMMIT = ms.Commit(LINEAGE, 3, 5, 2, b"x" * 32)
 PROMISE = ms.Promise(LINEAGE, 3, BALLOT, ms.Report(4, b"c" * 32, True))
-ACCEPTED = ms.Accepted(LINEAGE, 3, BALLOT, NEXT)
+ACCEPTED = ms.Accepted(LINEAGE, 3, BALLOT, NEXT.digest)
 STATEMENTS = [COMMIT, PROMISE, ACCEPTED]
 
 
@@ -302,7 +302,7 @@ def test_promises_and_votes_in_anothers_name_do_not_count() -> None:
     assert view is not None
     assert election is not None
     ballot = Ballot(1, host.peer)
-    vote = ms.Accepted(view.lineage, view.number, ballot, view, 1, b"s" * 64)
+    vote = ms.Accepted(view.lineage, view.number, ballot, view.digest, 1, b"s" * 64)
     assert hear(host, view.coordinator, vote) == ["forged"]
     assert not election.acceptor._votes
 
@@ -327,7 +327,7 @@ def test_who_has_missed_views_believes_no_ban_on_one_vote() -> None:
         ballot, votes = Ballot(0, victim), []
         for name in voters:
             host = cluster.host(name)
-            said = ms.Accepted(view.lineage, view.number + 1, ballot, made_up)
+            said = ms.Accepted(view.lineage, view.number + 1, ballot, made_up.digest)
             vote = host.node.signatures.signed(said, host.node.me.inc)
             votes.append(ms.Vote(host.peer, vote.inc, vote.sig))
         return ms.Install(made_up, ms.Proof(view.lineage, view.number + 1, ballot, tuple(votes)))
