@@ -55,9 +55,9 @@ YOUNG_REPLAN_S = 2.0  # while only the first rounds have shown the links, see YO
 # By how much another split must be faster than equal parts if only probes have shown what links
 # have; else see UNEVEN_MARGIN.
 PROBED_MARGIN = 0.2
-# In the first rounds that have shown them links seem to have so many times less than others,
-# although they do not: each plan that grows lets them show more. Until so many rounds have gone by
-# other than equal parts are for larger differences only.
+# The first rounds show some links with up to YOUNG_FACTOR times less than they have; each plan that
+# grows lets them show more. For so many rounds only larger differences are a reason for parts that
+# are not equal (docs/log.md).
 YOUNG_ROUNDS, YOUNG_FACTOR = 8, 2.0
 NEVER = 1.0  # a margin by which nothing is faster
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
