@@ -58,7 +58,8 @@ PROBED_MARGIN = 0.2
 # The first rounds show some links with up to YOUNG_FACTOR times less than they have; each plan that
 # grows lets them show more. For so many rounds only larger differences are a reason for parts that
 # are not equal (docs/log.md).
-YOUNG_ROUNDS, YOUNG_FACTOR = 8, 2.0
+YOUNG_ROUNDS = 8
+YOUNG_FACTOR = 2.0
 NEVER = 1.0  # a margin by which nothing is faster
 # Of a run without an optimizer nobody knows what its trainers will reduce: float32 gradients of
 # some million elements, say. For much smaller ones a plan gains nothing.
