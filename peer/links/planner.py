@@ -123,7 +123,7 @@ class Planner:
         self._network: Network | None = None
         self._made_s = float("-inf")
         self._was = (False, False)  # is_seen and is_young of the last plan, see plan_rounds
-        self._seen_round = -1  # since when rounds have shown all links; -1: they have not
+        self._young_since = -1  # the round of the first plan, or when all links had been seen
         self._gaps_s = float("inf")  # since when there have been gaps ...
         self._said_gaps = False  # ... and whether the log has a line about them
         self._said = ""
@@ -204,14 +204,14 @@ class Planner:
         return is_blind or just_made or now_s - self._gaps_s < GAPS_WAIT_S
 
     def _is_young(self, *, is_seen: bool) -> bool:
-        """Return whether only the first rounds have shown the links."""
+        """Return whether only a few rounds have gone by, or only a few have shown the links.
+
+        Some links may never be seen, as those of a peer that owns nothing.
+        """
         now = self._node.follower.round
-        if not is_seen:
-            self._seen_round = -1
-            return True
-        if self._seen_round < 0:
-            self._seen_round = now
-        return now - self._seen_round < YOUNG_ROUNDS
+        if self._young_since < 0 or (is_seen and not self._was[0]):
+            self._young_since = now
+        return now - self._young_since < YOUNG_ROUNDS
 
     def _training(self) -> tuple[tuple[bytes, ...], Pairs, Pairs]:
         """Return who will take part in the next round, in ascending order of peer id.
