@@ -357,13 +357,14 @@ class Election(Electorate):
     def to_look_at(self) -> list[bytes]:
         """Return whose kernels are to be asked, because they say nothing.
 
-        It is the coordinator; without one also the voters that have not promised us anything, and
-        those that seemed cut off when we called for their votes.
+        It is the coordinator; without one, or while we stand for election, also whoever has not
+        promised us a vote, and whoever seemed cut off when we called for it.
         """
         now_s = self._here.now_s
         silent = set(self._detector.to_look_at(now_s))
         pause_s = self._here.timing.heartbeat_s / 2
-        if self._without_since_s is not None and now_s - self._looked_s >= pause_s:
+        calls = self.candidate is not None or self._without_since_s is not None
+        if calls and now_s - self._looked_s >= pause_s:
             self._looked_s = now_s
             silent |= self._cut_off()
             if self.candidate is not None:
