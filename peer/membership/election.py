@@ -211,7 +211,8 @@ class Election(Electorate):
             return None
         self._highest_ballot = max(self._highest_ballot, prepare.ballot.number)
         own = source == here.me.peer
-        if self.candidate is not None and prepare.ballot < self.candidate.ballot:
+        ours = self.candidate.ballot if self.candidate is not None else prepare.ballot
+        if prepare.ballot < ours and not self.is_hopeless():  # nobody has heard of a hopeless one
             return None  # as if we had promised ours already: else two might yield to each other
         outbids = source == self.view.coordinator  # a candidate only because it has lost voters
         if not own and not outbids and self._has_coordinator(hears_quorum):
