@@ -565,7 +565,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "candidates yield to each other",
         "election",
-        "self.candidate is not None and prepare.ballot < self.candidate.ballot",
+        "prepare.ballot < ours and not self.is_hopeless()",
         "False",
         test=UNIT + "chains.py::test_two_that_stand_at_once_do_not_yield_to_each_other",
     ),
