@@ -122,7 +122,7 @@ class Planner:
         self._made_for: tuple[object, ...] = ()  # the view, who takes part, and over what
         self._network: Network | None = None
         self._made_s = float("-inf")
-        self._was = (False, False)  # is_seen and is_young of the last plan, see plan_rounds
+        self._was_seen = self._was_young = False  # of the last plan: see plan_rounds
         self._young_since = -1  # the round of the first plan, or when all links had been seen
         self._gaps_s = float("inf")  # since when there have been gaps ...
         self._said_gaps = False  # ... and whether the log has a line about them
@@ -151,7 +151,7 @@ class Planner:
         rates = tuple(sorted(ways_by_relay.bytes_per_s.items()))
         made_for = (node.view.lineage, node.view.number, *training, rates, grid, codec)
         same = made_for == self._made_for
-        pause_s = YOUNG_REPLAN_S if self._was[1] else REPLAN_S
+        pause_s = YOUNG_REPLAN_S if self._was_young else REPLAN_S
         if same and now_s - self._made_s < pause_s + REPLAN_PER_MEMBER_S * len(participants):
             return
         unmeasured = (*apart, *relayed)  # what a relay leaves is known without probes
@@ -162,7 +162,8 @@ class Planner:
         network = self._links.network(participants)
         bbr, is_seen = self._links.bbr(participants), self._links.is_seen(participants)
         is_young = self._is_young(is_seen=is_seen)
-        before = self._network if same and (is_seen, is_young) == self._was else None
+        same = same and (is_seen, is_young) == (self._was_seen, self._was_young)
+        before = self._network if same else None
         if before is not None and not differs(before, network):
             return
         kinds = ("butterfly",) if state.spec.needs_butterfly else KINDS
@@ -182,7 +183,7 @@ class Planner:
         if self._training() != training:
             return
         self._made_for, self._network, self._made_s = made_for, network, now_s
-        self._was = (is_seen, is_young)
+        self._was_seen, self._was_young = is_seen, is_young
         self._publish(plan)
         if gaps and not self._said_gaps:
             self._daemon.note(
@@ -209,7 +210,7 @@ class Planner:
         Some links may never be seen, as those of a peer that owns nothing.
         """
         now = self._node.follower.round
-        if self._young_since < 0 or (is_seen and not self._was[0]):
+        if self._young_since < 0 or (is_seen and not self._was_seen):
             self._young_since = now
         return now - self._young_since < YOUNG_ROUNDS
 
@@ -401,7 +402,7 @@ def _lifted(network: Network) -> Network:
 
     "A little" is up to YOUNG_FACTOR; that of two peers is limited by the ends of both.
     """
-    up, down = (float(np.median(ends[np.isfinite(ends)])) for ends in (network.up, network.down))
+    up, down = float(np.median(network.up)), float(np.median(network.down))
     return replace(
         network,
         up=_lift(network.up, up),

@@ -194,7 +194,7 @@ class Coordinator:
         return CoordinatorBeat(
             *position,
             waiting,
-            float(int(waiting_s)) if waiting else 0.0,  # a beat that changes is sent whole
+            float(int(waiting_s)) if waiting else 0.0,  # a beat that differs is sent whole
             halted=halted,
             held=rounds.held,
             left_out=rounds.left_out,

@@ -212,7 +212,7 @@ class Election(Electorate):
         self._highest_ballot = max(self._highest_ballot, prepare.ballot.number)
         own = source == here.me.peer
         ours = self.candidate.ballot if self.candidate is not None else prepare.ballot
-        if prepare.ballot < ours and not self.is_hopeless():  # nobody has heard of a hopeless one
+        if prepare.ballot < ours and not self.is_hopeless():  # which calls for nobody's vote
             return None  # as if we had promised ours already: else two might yield to each other
         outbids = source == self.view.coordinator  # a candidate only because it has lost voters
         if not own and not outbids and self._has_coordinator(hears_quorum):
@@ -358,14 +358,15 @@ class Election(Electorate):
     def to_look_at(self) -> list[bytes]:
         """Return whose kernels are to be asked, because they say nothing.
 
-        It is the coordinator; without one, or while we stand for election, also whoever has not
+        It is the coordinator; while we stand for election, or may have to, also whoever has not
         promised us a vote, and whoever seemed cut off when we called for it.
         """
         now_s = self._here.now_s
         silent = set(self._detector.to_look_at(now_s))
         pause_s = self._here.timing.heartbeat_s / 2
         calls = self.candidate is not None or self._without_since_s is not None
-        if calls and now_s - self._looked_s >= pause_s:
+        may_call = calls or self._lacks_since_s is not None
+        if may_call and now_s - self._looked_s >= pause_s:
             self._looked_s = now_s
             silent |= self._cut_off()
             if self.candidate is not None:
@@ -495,7 +496,7 @@ class Election(Electorate):
             peer
             for peer in self.view.peer_set - {here.me.peer}
             if float("-inf") < here.machines.answered_s(peer) < called_s
-            and self._answered_s.get(peer, 0.0) < called_s
+            and self._answered_s.get(peer, float("-inf")) < called_s
         }
 
     def waits_for_second(self) -> bool:

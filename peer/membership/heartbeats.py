@@ -241,7 +241,7 @@ class _ToldBeat:
 class ToldBeats:
     """Remember the last whole heartbeat that each peer was told, and name it where it still holds.
 
-    Of one for each peer that has heard any: members and, for a joiner, its announcer.
+    Keep one for each peer that has heard any: members and, for a joiner, its announcer.
     """
 
     def __init__(self) -> None:
@@ -283,7 +283,7 @@ class HeardBeats:
         if mark is None:
             mark = mark_of(beat)
             self._heard[peer] = (beat, mark)
-        return beat if mark == same.of else None
+        return beat if mark == same.mark else None
 
     def forget(self, peer: bytes) -> None:
         self._heard.pop(peer, None)

@@ -407,7 +407,7 @@ class SameBeat:
     The mark covers lineage and view as well.
     """
 
-    of: Annotated[bytes, Within(MARK_BYTES, MARK_BYTES)]
+    mark: Annotated[bytes, Within(MARK_BYTES, MARK_BYTES)]
 
 
 @message(wire="Offer")

@@ -173,7 +173,7 @@ def test_a_probe_that_ends_while_tcp_begins_is_a_bound_and_one_that_goes_on_is_n
 
 
 def test_one_round_of_two_is_a_bound_and_several_are_not() -> None:
-    """The one may have been disturbed, and all that disturbs makes a rate smaller."""
+    """Doubt one alone: all that disturbs a round makes a rate smaller."""
     link = Link()
     for number in range(WINDOWS_MIN + 2):
         link.free(0.3 * RATE, seconds=1.5)

@@ -152,7 +152,7 @@ def test_a_plan_is_made_again_when_links_or_peers_change_and_not_before() -> Non
 
 
 def test_a_link_that_seems_slower_is_believed_after_some_rounds() -> None:
-    """What the first ones show of it may be too little."""
+    """Keep parts equal at first: what the first rounds show may be too little."""
 
     async def play(cluster: Cluster, sites: list[Site]) -> None:
         lead = sites[0]

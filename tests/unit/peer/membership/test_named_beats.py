@@ -1,4 +1,4 @@
-"""Heartbeats that say what the last one has said: named, sent whole, and lost."""
+"""Check heartbeats that say what the last one has said: named, sent whole, and lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_run_that_does_nothing_sends_few_whole_beats() -> None:
 
 
 def test_a_whole_beat_that_is_lost_costs_nobody_its_place() -> None:
-    """The coordinator knows none of those that are named, and that b lives."""
+    """Let the coordinator know that b lives, and none of the beats that b names."""
     cluster = Cluster("abc")
     cluster.form("abc")
     lost: list[bool] = []
