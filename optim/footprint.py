@@ -9,6 +9,7 @@ from __future__ import annotations
 from atoll.collectives.codecs import RULES, get_codec
 from atoll.collectives.units import memory
 from atoll.optim.manifest import Manifest, fragment_grid
+from atoll.optim.pseudo_gradient import submission_floats
 from atoll.optim.run_spec import RunSpec, fragment_ranges
 
 # Each daemon keeps the last rounds (peer/rounds/log.py) for who missed some and for joiners.
@@ -21,7 +22,7 @@ LOG_STATES = 4
 LOG_ENTRIES_MIN = 2  # of any size: a peer that missed the last commit gets it without a transfer
 LOG_ENTRIES_MAX = 1024  # of any size: of tiny ones the objects take more than the bytes
 PINNED_FACTOR = 2  # whoever reads from the log may keep it from shrinking, up to twice its cap
-SPARES_MAX = 2  # results of dropped rounds that are kept as memory for the next ones
+SPARES_MAX = 1  # results of dropped rounds that are kept as memory for the next ones
 # For each parameter, shared by the ranks of a trainer: their submission, and θ (ranks.py).
 RANKS_BYTES = 8
 # For each parameter in a vector of all trainers: what goes in, and what comes out.
@@ -30,33 +31,36 @@ EXCHANGED_BYTES = 8
 CHECKPOINT_BYTES = 12
 
 
-def host_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """Return the host memory in bytes that the daemon takes at most.
+def host_bytes(spec: RunSpec, manifest: Manifest, *, keeps_rounds: bool = True) -> int:
+    """Return the host memory in bytes that the daemon takes at most, once the run has begun.
 
-    Its constant of at most 64 MiB is not in it. What counts is θ and momentum, current and previous
-    (16 bytes per parameter), the submission (4), error feedback (4 where there is any), the encoded
-    updates of the rounds in flight with their spares (1 to 4 each, of a fragment), and the log. How
-    many trainers a gathered result will have is not known; it counts as float32 (4 bytes), which is
-    used where slots take more. An audited round holds its encoded contribution, and those of others
-    to its shard.
+    Its constant of at most 64 MiB is not in it. What counts is θ and momentum (8 bytes per
+    parameter), the submission (as it travels where it is encoded at once, else 4), error feedback
+    (4 where there is any), and the encoded updates of the rounds in flight with a spare one (1 to 4
+    each, of a fragment). How many trainers a gathered result will have is not known; it counts as
+    float32 (4 bytes), which is used where slots take more. An audited round holds its encoded
+    contribution, and those of others to its shard. ``keeps_rounds``: rounds go to the disk, else
+    the log of the last ones stays in memory.
+
+    A founder holds the first parameters as well until everybody has them (4 bytes), and who joins
+    or falls behind a second state while it is being loaded (8).
     """
     held = spec.rounds_in_flight * (3 if spec.audit else 1) + SPARES_MAX
     results = held * _result_bytes(spec, manifest)
-    own_bytes = (24 if spec.error_feedback else 20) * manifest.elements
-    return own_bytes + results + log_bytes(spec, manifest)
+    feedback = 4 * manifest.elements if spec.error_feedback else 0
+    own_bytes = 8 * manifest.elements + 4 * submission_floats(spec, manifest) + feedback
+    return own_bytes + results + (0 if keeps_rounds else log_bytes(spec, manifest))
 
 
 def log_bytes(spec: RunSpec, manifest: Manifest) -> int:
-    """Return the bytes that the log of rounds takes at most.
+    """Return the bytes that the log of rounds takes in memory at most, if none go to the disk.
 
-    That is when it is full, and pinned by somebody who reads it.
-
-    Entry 1 carries the whole vector as float32, and LOG_ENTRIES_MIN stay whatever their size.
+    That is when it is full, and pinned by somebody who reads it. LOG_ENTRIES_MIN stay whatever
+    their size.
     """
     result = _result_bytes(spec, manifest)
-    least = 4 * manifest.elements + (LOG_ENTRIES_MIN - 1) * result
-    most = 4 * manifest.elements + PINNED_FACTOR * LOG_ENTRIES_MAX * result
-    return max(least, min(PINNED_FACTOR * log_cap_bytes(manifest), most))
+    most = PINNED_FACTOR * LOG_ENTRIES_MAX * result
+    return max(LOG_ENTRIES_MIN * result, min(PINNED_FACTOR * log_cap_bytes(manifest), most))
 
 
 def log_cap_bytes(manifest: Manifest) -> int:
@@ -75,10 +79,16 @@ def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
 
 
 def memory_of_rounds(
-    spec: RunSpec, manifest: Manifest, trainer_bytes: float, *, has_ranks: bool
+    spec: RunSpec,
+    manifest: Manifest,
+    trainer_bytes: float,
+    *,
+    has_ranks: bool,
+    keeps_rounds: bool,
 ) -> str:
     """Return the memory of a method where daemons step the run's parameters."""
-    daemon, trainer = host_bytes(spec, manifest), memory(trainer_bytes * manifest.elements)
+    daemon = host_bytes(spec, manifest, keeps_rounds=keeps_rounds)
+    trainer = memory(trainer_bytes * manifest.elements)
     if has_ranks:
         trainer += f" in each process and {memory(RANKS_BYTES * manifest.elements)} in all"
     return _text(manifest.elements, f"daemon {memory(daemon)}, trainer {trainer}, GPU 0.")

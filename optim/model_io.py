@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class ModelVector:
             for entry in self.manifest.parameters
             if not entry.is_padding
         ]
+        self._ends = [place.hi for place in self._places]  # ascending
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -123,12 +125,33 @@ class ModelVector:
         for place in self._of(fragment):
             place.part(flat).copy_(place.values)
 
-    def write_delta(self, base: F32, flat: F32) -> None:
-        """Write a pseudo-gradient, ``base`` minus the model, to float32[elements]."""
-        for place in self._places:
+    def write_piece(self, out: F32, lo: int) -> None:
+        """Write the elements from ``lo`` on to float32[n].
+
+        Rows that are in other processes stay as they are.
+        """
+        for values, where in self._pieces(lo, lo + out.size):
+            torch.from_numpy(out[where]).copy_(values)
+
+    def write_delta(self, base: F32, out: F32, lo: int) -> None:
+        """Write a pseudo-gradient, ``base`` minus the model, from ``lo`` on to float32[n].
+
+        ``base``: float32[elements].
+        """
+        for values, where in self._pieces(lo, lo + out.size):
             # Ranks of DDP all write the same to shared memory: so nothing else is ever in it.
-            values = place.values.to("cpu", torch.float32)
-            torch.sub(place.part(base), values, out=place.part(flat))
+            old = torch.from_numpy(base[lo + where.start : lo + where.stop])
+            torch.sub(old, values.to("cpu", torch.float32), out=torch.from_numpy(out[where]))
+
+    def _pieces(self, lo: int, hi: int) -> Iterator[tuple[Tensor, slice]]:
+        """Yield the values of each parameter in [lo, hi), flat, and their slice of that range."""
+        first = bisect_right(self._ends, lo)
+        for place in self._places[first:]:
+            if place.lo >= hi:
+                return
+            start, end = max(lo, place.lo), min(hi, place.hi)
+            flat = place.values.reshape(-1)
+            yield flat[start - place.lo : end - place.lo], slice(start - lo, end - lo)
 
     def mix_fragment(self, fragment: int, flat: F32, local: float) -> None:
         """Mix a fragment of ``flat`` into the model, in the dtype of each parameter.

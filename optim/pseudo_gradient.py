@@ -1,4 +1,9 @@
-"""Compute what one peer contributes to a round: the pseudo-gradient of its submission."""
+"""Compute what one peer contributes to a round: the pseudo-gradient of its submission.
+
+Where nobody needs its values, the trainer encodes it once, chunk by chunk, when it hands it over
+(``RunSpec.encodes_submissions``): then neither it nor its daemon holds four bytes per parameter,
+and another attempt at the round costs no arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.codecs import F32
+from atoll.collectives.chunks import EncodedLayout, encoded_layout
+from atoll.collectives.codecs import F32, U8, get_codec
 from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import RunSpec
 
@@ -33,6 +39,46 @@ def delta_source(
             pseudo_gradient(theta[lo:hi], submission[lo:hi], out, manifest, lo, hi)
 
     return fill
+
+
+# Writes the elements of a trainer's vector from ``lo`` on: ``write(out, lo)``, out float32[n].
+Writer = Callable[[F32, int], None]
+
+
+def submission_layout(spec: RunSpec, manifest: Manifest) -> EncodedLayout:
+    """Return where each chunk of the vector lies in an encoded submission."""
+    return encoded_layout(manifest.grid, get_codec(spec.codec))
+
+
+def submission_floats(spec: RunSpec, manifest: Manifest) -> int:
+    """Return the memory of a submission, counted in float32 values."""
+    if not spec.encodes_submissions:
+        return manifest.elements
+    return -(-submission_layout(spec, manifest).total_bytes // 4)
+
+
+def encode_submission(
+    spec: RunSpec, manifest: Manifest, theta: F32, write: Writer, fragment: int, out: U8
+) -> None:
+    """Encode the pseudo-gradient of a fragment to its place in ``out``.
+
+    ``theta``: float32[manifest.elements], the run's parameters; ``write`` gives what is submitted,
+    which is θ_m (Δ = cast(θ) - θ_m), or Δ itself; ``out``: uint8 of ``submission_layout``. Raises
+    CodecError for values that the codec cannot carry.
+    """
+    codec, layout, grid = get_codec(spec.codec), submission_layout(spec, manifest), manifest.grid
+    written = np.empty(grid.chunk_elements, np.float32)
+    differences = np.empty_like(written)
+    for chunk in range(*manifest.chunks_of(fragment, spec.fragments)):
+        lo, hi = grid.bounds(chunk)
+        delta = submitted = written[: hi - lo]
+        submitted.fill(0.0)  # nobody writes to padding
+        write(submitted, lo)
+        if spec.submits == "parameters":
+            delta = differences[: hi - lo]
+            pseudo_gradient(theta[lo:hi], submitted, delta, manifest, lo, hi)
+        start, end = layout.slice(chunk)
+        codec.encode(delta, out[start:end])
 
 
 def pseudo_gradient(

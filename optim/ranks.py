@@ -27,6 +27,7 @@ import torch.distributed as dist
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError, ConfigError, SessionError
 from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.run_spec import FROZEN, RunSpec
 from atoll.optim.sessions import RoundChannel, TrainerSession, VectorChannel
 from atoll.peer.client.console import speak
@@ -124,6 +125,12 @@ class RankSession:
     is_stale = False  # rank 0 hears of that with its next submission, and so do all
 
     @property
+    def keeps_rounds(self) -> bool:
+        """Return whether the daemon keeps rounds on its disk, as far as this process knows."""
+        leader = self._leader
+        return leader is None or getattr(leader, "keeps_rounds", True)
+
+    @property
     def channel(self) -> Self:
         """Return this, which is the ranks' own channel."""
         return self
@@ -146,13 +153,13 @@ class RankSession:
         self._meet()
         self._lead(lambda s: s.attach(spec, manifest, lambda f: np.copyto(f, self._out), frozen))
 
-    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
-        fill(self._out)
-        total = self.total(weight)  # so all have filled in their rows
+    def submit(self, write: Writer, weight: float, fragment: int = 0) -> None:
         part = self._fragments[fragment]
+        write(self._out[part], part.start)
+        total = self.total(weight)  # so all have filled in their rows
 
-        def copy(flat: F32) -> None:
-            flat[part] = self._out[part]
+        def copy(out: F32, lo: int) -> None:
+            np.copyto(out, self._out[lo : lo + out.size])
 
         self._lead(lambda s: s.submit(copy, total, fragment))
 

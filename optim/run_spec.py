@@ -283,6 +283,20 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         return self.method in STEPPED and not self.is_asynchronous
 
     @property
+    def encodes_submissions(self) -> bool:
+        """Return whether a trainer hands over its pseudo-gradient as it travels.
+
+        It is encoded once, and kept like that for every attempt at its round. Not where somebody
+        needs the values: error feedback, robust rules, audits, validators, and a daemon that adds
+        up several submissions before it takes part.
+        """
+        contract = get_codec(self.codec).contract
+        is_lossy = contract.kind != "exact" and not contract.keyed
+        needs_values = self.error_feedback or self.audit or self.validators or self.is_asynchronous
+        is_mean = self.method in STEPPED and self.aggregate == MEAN
+        return is_mean and is_lossy and not needs_values
+
+    @property
     def is_asynchronous(self) -> bool:
         """Return whether a round is of those who have submitted, while others still compute.
 

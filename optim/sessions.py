@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.run_spec import FROZEN, RunSpec
 from atoll.peer.client.session import Reduced
 from atoll.peer.client.trainer_channel import Members, Outcome, Validation
@@ -88,7 +89,7 @@ class RoundChannel(Channel, Protocol):
     @property
     def is_stale(self) -> bool: ...
 
-    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0, /) -> None: ...
+    def submit(self, write: Writer, weight: float, fragment: int = 0, /) -> None: ...
 
     def wait(self, fragment: int = 0, /) -> Outcome: ...
 
@@ -144,7 +145,7 @@ class ValidationChannel(Protocol):
     """Describe the channel of a method whose trainers take local steps of each other again."""
 
     def submit(
-        self, fill: Callable[[F32], None], weight: float, fragment: int = 0, steps: bytes = b"", /
+        self, write: Writer, weight: float, fragment: int = 0, steps: bytes = b"", /
     ) -> None: ...
 
     def validations(self) -> list[Validation]: ...

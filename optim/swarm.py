@@ -42,6 +42,7 @@ from atoll.collectives.errors import (
     StateError,
 )
 from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.run_spec import (
     BLOB_BYTES_MAX,
     FROZEN,
@@ -212,10 +213,11 @@ class SwarmSession(OwnLoops):
         self._swarm.attach(spec, manifest, initial, frozen)
         self._region = np.zeros(manifest.elements, np.float32)
 
-    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
+    def submit(self, write: Writer, weight: float, fragment: int = 0) -> None:
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
-        fill(self._region)
+        part = self._swarm.state.part(fragment)
+        write(self._region[part], part.start)
         self._local_steps += 1
         state = self._swarm.state
         spec = state.spec  # as among peers; here all have founded the run

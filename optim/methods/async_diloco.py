@@ -91,8 +91,8 @@ class AsyncDiLoCo(SynchronousMethod):
     def trainer_bytes(self) -> float:
         return 4.0  # the anchor
 
-    def _write_submission(self, fragment: int, flat: F32) -> None:
-        self._vector.write_delta(self._anchor, flat)
+    def _write_submission(self, fragment: int, out: F32, lo: int) -> None:
+        self._vector.write_delta(self._anchor, out, lo)
 
     def _take_run(self) -> None:
         super()._take_run()

@@ -14,7 +14,6 @@ discards what it clips, and reduces live parameters while they are trained; this
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, Unpack, runtime_checkable
 
 import numpy as np
@@ -157,7 +156,7 @@ class CO2(RoundMethod):
         Both are whole in all ranks.
         """
         late: F32 = np.zeros_like(self._anchor)
-        self._write_whole(partial(self._vector.write_delta, self._anchor), late)
+        self._write_whole(lambda out: self._vector.write_delta(self._anchor, out, 0), late)
         moved = float(np.linalg.norm(late))
         before = self._anchor.copy() if self._penalty is not None else None
         self._channel.pull(lambda flat: np.copyto(self._anchor, flat))
@@ -189,8 +188,8 @@ class CO2(RoundMethod):
         if (remembers := _stateful(self._penalty)) is not None:
             remembers.load_state_dict(position["penalty"])
 
-    def _write_submission(self, fragment: int, flat: F32) -> None:
-        np.copyto(flat, self._delta)
+    def _write_submission(self, fragment: int, out: F32, lo: int) -> None:
+        np.copyto(out, self._delta[lo : lo + out.size])
 
     def _take_run(self) -> None:
         super()._take_run()

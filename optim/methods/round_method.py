@@ -22,6 +22,7 @@ from atoll.optim.inner import Inner, inners_of
 from atoll.optim.method import Method
 from atoll.optim.model_io import ModelVector
 from atoll.optim.options import BufferOptions
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.run_clock import RunClock
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.sessions import (
@@ -99,8 +100,15 @@ class RoundMethod(Method):
         self._watchers: list[RoundWatcher] = []
         self._begun_at = 0  # its steps when this trainer had none
 
-        has_ranks = isinstance(channel, LeadingRank)
-        say(memory_of_rounds(self.spec, self.manifest, self.trainer_bytes, has_ranks=has_ranks))
+        say(
+            memory_of_rounds(
+                self.spec,
+                self.manifest,
+                self.trainer_bytes,
+                has_ranks=isinstance(channel, LeadingRank),
+                keeps_rounds=getattr(channel, "keeps_rounds", True),
+            )
+        )
         with self._watching():
             self._attach(self.spec, self.manifest, self._vector.write, options["frozen"])
             channel.pull(self._vector.read)
@@ -286,8 +294,8 @@ class RoundMethod(Method):
             watcher.submitted()
         self._hand_over(partial(self._write_submission, fragment), weight, fragment)
 
-    def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
-        self._channel.submit(fill, weight, fragment)
+    def _hand_over(self, write: Writer, weight: float, fragment: int) -> None:
+        self._channel.submit(write, weight, fragment)
 
     def _write_whole(
         self, write: Callable[[F32], None], flat: F32, part: slice = slice(None)
@@ -295,12 +303,12 @@ class RoundMethod(Method):
         """Write to ``flat`` with ``write``; with several ranks, the rows of them all."""
         whole(self._channel, write, flat, part)
 
-    def _write_submission(self, fragment: int, flat: F32) -> None:
-        """Write the parameters of the fragment into ``flat``.
+    def _write_submission(self, fragment: int, out: F32, lo: int) -> None:
+        """Write the parameters from ``lo`` on, which are of the fragment, to float32[n].
 
         In runs that submit deltas it is the fragment's pseudo-gradient.
         """
-        self._vector.write_fragment(fragment, flat)
+        self._vector.write_piece(out, lo)
 
     def _outcome(self, fragment: int = 0) -> Outcome:
         """Wait for what became of a submission, and return it.

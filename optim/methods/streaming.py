@@ -190,11 +190,12 @@ class StreamingDiLoCo(RoundMethod):
         self._vector.mix_fragment(fragment, eager.anchor, 0.0)
         self._write_whole(write, eager.anchor, part)  # as the model's dtypes have rounded it
 
-    def _write_submission(self, fragment: int, flat: F32) -> None:
+    def _write_submission(self, fragment: int, out: F32, lo: int) -> None:
         if self._eager is None:
-            super()._write_submission(fragment, flat)
+            super()._write_submission(fragment, out, lo)
         else:
-            flat[self._eager.part(fragment)] = self._delta
+            first = lo - self._eager.part(fragment).start
+            np.copyto(out, self._delta[first : first + out.size])
 
     def _merge(self, fragment: int) -> bool:
         """Merge the result of a fragment's round.

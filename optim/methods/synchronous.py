@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.units import count
 from atoll.optim.footprint import memory_of_replay
@@ -17,6 +16,7 @@ from atoll.optim.local_steps import LocalSteps
 from atoll.optim.methods.round_method import RoundMethod
 from atoll.optim.model_io import ModelVector
 from atoll.optim.options import ReplayOptions, SpeedOptions
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import TrainingState
 from atoll.optim.replay.validating import Validator
@@ -77,11 +77,11 @@ class SynchronousMethod(RoundMethod):
         steady = self._local.is_steady
         return Validator(channel, self.recorder, replay, self.manifest, steady)
 
-    def _hand_over(self, fill: Callable[[F32], None], weight: float, fragment: int) -> None:
+    def _hand_over(self, write: Writer, weight: float, fragment: int) -> None:
         if self._validator is None:
-            super()._hand_over(fill, weight, fragment)
+            super()._hand_over(write, weight, fragment)
         else:
-            self._validator.submit(fill, weight)
+            self._validator.submit(write, weight)
 
     def note_batch(self, indices: Iterable[int] | np.ndarray | Tensor) -> None:
         """Note the samples of the batch whose forward pass comes next.

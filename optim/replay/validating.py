@@ -18,7 +18,6 @@ Only what the commitment proves is called wrong: everybody who looks at it finds
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +31,7 @@ from atoll.collectives.errors import (
     SessionError,
 )
 from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.replay.checkpoint import WorkCheckpoint
 from atoll.optim.replay.recorder import Recorder, Replay
 from atoll.optim.replay.replaying import ReplayTask, replay
@@ -87,13 +87,13 @@ class Validator:
     _fetches: dict[tuple[bytes, bytes], _Fetch] = field(default_factory=dict)
     _extents: dict[int, Extent] = field(default_factory=dict)
 
-    def submit(self, fill: Callable[[F32], None], weight: float) -> None:
+    def submit(self, write: Writer, weight: float) -> None:
         """Submit with the commitment to the steps; without one nobody would count it."""
         commitment = self.recorder.commitment()
         if commitment is None:
-            self.session.submit(fill, 0.0, 0, b"")
+            self.session.submit(write, 0.0, 0, b"")
         else:
-            self.session.submit(fill, weight, 0, commitment.digest)
+            self.session.submit(write, weight, 0, commitment.digest)
 
     def round_over(self, outcome: Outcome) -> None:
         """Show the own steps and judge those of others, between two rounds.

@@ -25,6 +25,8 @@ _LENGTH_BYTES = 8
 class Region:
     """Hold ``count`` float32 values in memory that can be shared; zero at first."""
 
+    fd = -1
+
     def __init__(self, name: str, count: int) -> None:
         self.count = count
         size_bytes = max(1, count) * 4
@@ -34,7 +36,7 @@ class Region:
             # An overfull tmpfs would kill the process with SIGBUS at the first touch: ask now.
             os.posix_fallocate(self.fd, 0, size_bytes)
         except OSError as error:
-            os.close(self.fd)
+            self.close()
             raise ConfigError(
                 f"no memory for {name}: {memory(size_bytes)}: {error.strerror}",
                 fix="free memory or train a smaller model on this machine",
@@ -46,6 +48,9 @@ class Region:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def map_floats(fd: int, count: int, *, writable: bool) -> NDArray[np.float32]:

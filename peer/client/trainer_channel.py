@@ -43,6 +43,7 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.units import duration
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.pseudo_gradient import Writer, encode_submission
 from atoll.optim.run_spec import COLLECTIVES, FROZEN, RunSpec, blob
 from atoll.peer.client.console import say
 from atoll.peer.client.ipc_client import COMMAND_TIMEOUT_S, PROGRESS_S, IpcClient, has_ended, lost
@@ -62,7 +63,7 @@ CARRIERS = ("submit", "operate", "publish")  # commands with which figures trave
 # A supervisor starts a daemon again within seconds; who does it by hand needs a minute.
 RECONNECT_S = 60.0
 NO_EPOCH = 0  # of no daemon: what is submitted under it is answered "reload"
-PULL_TRIES = 100  # two commits within one copy, so often in a row, cannot be
+PULL_TRIES = 100  # so often in a row no commit comes within a copy of the parameters
 _HALTED_FIX = "find the machine whose memory or arithmetic is wrong; see `atoll status`"
 _MISSED_FIX = (
     "call it again: it takes part in the next round. A trainer is waited for half a minute; where "
@@ -148,7 +149,8 @@ class _Submission:
 class _Attached:
     """Hold how a trainer has attached, to do it again."""
 
-    blob: bytes
+    spec: RunSpec
+    manifest: Manifest
     frozen: str
     initial: Callable[[Floats], None]
 
@@ -192,12 +194,13 @@ class TrainerChannel:
         self._home = home
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lifeline: socket.socket | None = None
-        self._region: Floats | None = None
-        self._theta: list[Floats] = []
+        self._region: Floats | None = None  # of submissions; of encoded ones it is bytes
+        self._theta: Floats | None = None  # of the run, shared with the daemon
         self.deadline_s = 600.0
         self._hurries_until_s = math.inf  # on the monotonic clock
         self._ends_by_s = math.inf
         self._state_serial = -1
+        self._marks: dict[int, int] = {}  # fragment -> which of its parameters are in that state
         self._submitted: dict[int, _Submission] = {}  # fragment -> what waits
         self._committed: dict[int, int] = {}  # fragment -> the last round that it was in
         self._attached: _Attached | None = None
@@ -222,6 +225,7 @@ class TrainerChannel:
             raise
         self.run: str = hello["run"]
         self.peer_name: str = hello["peer"]
+        self.keeps_rounds: bool = hello["keeps_rounds"]  # on its disk
 
     @property
     def home(self) -> Path:
@@ -246,25 +250,24 @@ class TrainerChannel:
         if the daemon has a trainer; NoQuorumError or RoundTimeoutError if there is no state to pull
         within the run's round deadline.
         """
-        how = _Attached(blob(spec, manifest), frozen, initial)
+        how = _Attached(spec, manifest, frozen, initial)
         self.deadline_s = spec.round_deadline_s
         self.lasting(lambda: self._attach(how))
         self._attached = how
 
     def _attach(self, how: _Attached) -> None:
         """Attach to the daemon, and wait until the run's state can be pulled."""
-        packed = {"blob": how.blob, "frozen": how.frozen}
+        packed = {"blob": blob(how.spec, how.manifest), "frozen": how.frozen}
         started_s = said_s = time.monotonic()
         limit_s = self.limited(self.deadline_s)
         answer = self.ask_once("attach", **packed)
-        region = self._receive("region", writable=True)
-        written = False
+        offered: Floats | None = None
         while answer["state"] != "ready":
-            if answer["state"] == "void" and not written:
-                how.initial(region)
-                written = True
+            if answer["state"] == "void" and offered is None:
+                offered = self._receive("initial", writable=True)
+                how.initial(offered)
             if answer["state"] == "void" and not answer["offered"]:
-                self.ask_once("offer", blob=how.blob)
+                self.ask_once("offer", blob=packed["blob"])
             now_s = time.monotonic()
             if now_s - started_s > limit_s:
                 raise self._too_late(now_s - started_s)
@@ -278,24 +281,26 @@ class TrainerChannel:
         if answer["text"]:
             say(answer["text"])
         self._client.events.clear()
-        self._region = region
+        self._region = self._receive("region", writable=True)
 
     def submit(
         self,
-        fill: Callable[[Floats], None],
+        write: Writer,
         weight: float,
         fragment: int = 0,
         steps: bytes = b"",
     ) -> None:
         """Hand over the trainer's parameters, or those of one fragment, for a round.
 
-        ``fill`` writes them, ``weight`` is their share. In a run with fragments it writes those of
-        one, while other ones may be under way. ``steps``: the commitment to the local steps that
-        led there, in a run with validators. Raises SessionError before ``attach``.
+        ``write(out, lo)`` writes them piece by piece: the elements of the vector from ``lo`` on to
+        float32[n]. ``weight`` is their share. Of a run with fragments it is those of one, while
+        other ones may be under way. ``steps``: the commitment to the local steps that led there, in
+        a run with validators. Raises SessionError before ``attach``, and CodecError for values that
+        a round cannot carry.
         """
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
-        fill(self._region)
+        base = self.lasting(lambda: self._write_submission(write, fragment))
         self._calls += 1
         self._submitted[fragment] = submission = _Submission(self._calls, float(weight), steps)
         # Not the answer to a submission that was given up:
@@ -306,14 +311,51 @@ class TrainerChannel:
             if kind == "outcome" and value["call"] in waited_for
         ]
         try:
-            self._hand_over(fragment, submission)
+            for _ in range(PULL_TRIES):
+                if (now := self._hand_over(fragment, submission, base)) is None:
+                    return
+                self._see(fragment, *now)
+                base = self._write_submission(write, fragment)
         except DaemonLostError as error:
             self._come_back(error)  # which hands it over, if it is not in a round by then
+            return
+        raise SessionError(f"the run's parameters changed in each of {PULL_TRIES} submissions")
 
-    def _hand_over(self, fragment: int, submission: _Submission) -> None:
+    def _write_submission(self, write: Writer, fragment: int) -> tuple[int, int] | None:
+        """Write to the memory of submissions.
+
+        Return which of the run's parameters it is the difference from; None if it is none.
+        """
+        assert self._attached is not None
+        assert self._region is not None
+        spec, manifest = self._attached.spec, self._attached.manifest
+        if not spec.encodes_submissions:
+            first, end = manifest.chunks_of(fragment, spec.fragments)
+            lo, hi = manifest.grid.bounds(first)[0], manifest.grid.bounds(end - 1)[1]
+            write(self._region[lo:hi], lo)
+            return None
+        if fragment not in self._marks:
+            self._see(fragment, *self.ask_once("base", fragment=fragment))
+        assert self._theta is not None
+        mark = self._marks[fragment]
+        encode_submission(spec, manifest, self._theta, write, fragment, self._region.view(np.uint8))
+        return None if spec.submits == "deltas" else (self._state_serial, mark)
+
+    def _see(self, fragment: int, serial: int, mark: int) -> None:
+        """Note which of the run's parameters of a fragment there are now."""
+        if serial != self._state_serial:
+            self._map_state(serial)
+        self._marks[fragment] = mark
+
+    def _hand_over(
+        self, fragment: int, submission: _Submission, base: tuple[int, int] | None = None
+    ) -> tuple[int, int] | None:
+        """Submit what was written; return what the base is now where it is another one."""
         what = {"weight": submission.weight, "fragment": fragment, "steps": submission.steps}
         how = {} if submission.since is None else {"since": submission.since}
-        self.ask_once("submit", epoch=self._daemon_epoch, call=submission.call, **what, **how)
+        call, epoch = submission.call, self._daemon_epoch
+        answer = self.ask_once("submit", epoch=epoch, call=call, base=base, **what, **how)
+        return None if answer is None else (answer[0], answer[1])
 
     def wait(self, fragment: int = 0) -> Outcome:
         """Wait for the round of a submission and return what became of it.
@@ -376,9 +418,10 @@ class TrainerChannel:
             answer = self.ask_once("pull")
             if answer["serial"] != self._state_serial:
                 self._map_state(answer["serial"])
-            read(self._theta[answer["buffer"]])
-            if self.ask_once("valid", **{k: answer[k] for k in ("serial", "buffer", "generation")}):
-                self.round = answer["round"]
+            assert self._theta is not None
+            read(self._theta)
+            if self.ask_once("valid", **{k: answer[k] for k in ("serial", "generation")}):
+                self.round, self._marks = answer["round"], dict(enumerate(answer["marks"]))
                 if answer["epoch"] != self._daemon_epoch:
                     self._daemon_epoch, self.epoch = answer["epoch"], self.epoch + 1
                 if self._base is None:
@@ -445,7 +488,7 @@ class TrainerChannel:
             self._client.close()
         self._region = self._exchange = self._vector_memory = None
         self._exchanges.clear()
-        self._theta = []
+        self._theta = None
         self._context.term()
 
     # ------------------------------------------------------------ collectives
@@ -786,7 +829,7 @@ class TrainerChannel:
         self._client.close()
         self._exchange = self._vector_memory = None
         self._exchanges, self._dropped = {}, []
-        self._theta, self._state_serial = [], -1
+        self._theta, self._state_serial, self._marks = None, -1, {}
 
     def _resume(self) -> str:
         """Attach as before, and go on with what the run allows; return how, for people."""
@@ -845,8 +888,7 @@ class TrainerChannel:
 
     def _map_state(self, serial: int) -> None:
         floats = self._receive("state", writable=False)
-        count = len(floats) // 4
-        self._theta = [floats[:count], floats[count : 2 * count]]
+        self._theta, self._marks = floats[: len(floats) // 2], {}
         self._state_serial = serial
 
     def _outcome(self, call: int) -> dict[str, Any]:

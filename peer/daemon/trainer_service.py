@@ -14,8 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from atoll.collectives.errors import ConfigError, SessionError, TrainerRefusedError
 from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import submission_floats
 from atoll.optim.run_spec import FROZEN, RunSpec, check_collectives, check_same, parse_blob
 from atoll.peer.client.shared_memory import Region, send_region
 from atoll.peer.daemon.ipc_server import Handler, IpcServer
@@ -53,7 +56,8 @@ class AttachedTrainer:
     manifest: Manifest
     pid: int
     frozen: str = FROZEN[0]  # what it does where frozen parameters are other ones than the run's
-    region: Region | None = None
+    region: Region | None = None  # of its submissions
+    initial: Region | None = None  # of the parameters that it offers, until the run has begun
     # Of its collectives, by number: what goes in, then what comes out.
     exchanges: dict[int, Region] = field(default_factory=dict)
     in_step: bool = False  # the barrier waits for it
@@ -108,6 +112,8 @@ class TrainerService:
             "resume": self._resume,
             "offer": self._offer,
             "region": self._region,
+            "initial": self._initial,
+            "base": self._base,
             "state": self._state,
             "submit": self._submit,
             "next": self._next,
@@ -190,7 +196,7 @@ class TrainerService:
         self.trainer = None
         if trainer.submissions is not None:
             trainer.submissions.close()
-        for region in (trainer.region, *trainer.exchanges.values()):
+        for region in (trainer.region, trainer.initial, *trainer.exchanges.values()):
             if region is not None:
                 region.close()  # the mapping lives on while a round reads it
         self._executor.replica.outputs.forget_moved()
@@ -203,7 +209,10 @@ class TrainerService:
     async def _hello(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
         self.ipc_server.lifeline(client)  # which tells when to forget it
         self._pids[client] = int(arguments["pid"])
-        return {"run": self._run, "peer": short(self._node.me.peer)}
+        durability = self._executor.durability
+        keeps_rounds = durability is not None and durability.keeps_rounds
+        me = short(self._node.me.peer)
+        return {"run": self._run, "peer": me, "keeps_rounds": keeps_rounds}
 
     async def _attach(self, client: bytes, arguments: dict[str, Any]) -> dict[str, Any]:
         self.ipc_server.lifeline(client)
@@ -263,7 +272,7 @@ class TrainerService:
     def _asynchronous(self, trainer: AttachedTrainer) -> AsyncSubmissions:
         def taken() -> None:
             if trainer.region is not None:
-                self._executor.replica.inputs = trainer.region.floats
+                self._take(trainer, trainer.region)
 
         return AsyncSubmissions(self._node.follower, self._feed, taken)
 
@@ -285,25 +294,34 @@ class TrainerService:
 
     async def _offer(self, client: bytes, arguments: dict[str, Any]) -> None:
         trainer = self.known(client)
-        if trainer.region is None:
-            raise SessionError("offer before region")
+        if trainer.initial is None:
+            raise SessionError("offer before its memory was asked for")
         # While INIT reads an earlier trainer's region it must stay; the trainer offers again.
         if self._node.follower.round == 0 and not self._node.follower.contributes:
-            self._executor.replica.inputs = trainer.region.floats
+            self._executor.replica.inputs = trainer.initial.floats
             self._feed(ev.Offered(bytes(arguments["blob"])))
 
     async def _region(self, client: bytes, _: dict[str, Any]) -> None:
         trainer = self.known(client)
         if trainer.region is None:
+            count = submission_floats(trainer.spec, trainer.manifest)
             # Taking memory for a large model stops a thread for a second or more.
-            region = await asyncio.to_thread(Region, "submission", trainer.manifest.elements)
-            if trainer.region is None and self.trainer is trainer:
-                trainer.region = region
-            else:
-                region.close()
-        if trainer.region is None:
+            region = await asyncio.to_thread(Region, "submission", count)
+            trainer.region = trainer.region or region
+        self._hand_out(client, trainer, trainer.region)
+
+    async def _initial(self, client: bytes, _: dict[str, Any]) -> None:
+        """Hand out memory for the parameters with which the run may begin."""
+        trainer = self.known(client)
+        if trainer.initial is None:
+            region = await asyncio.to_thread(Region, "initial", trainer.manifest.elements)
+            trainer.initial = trainer.initial or region
+        self._hand_out(client, trainer, trainer.initial)
+
+    def _hand_out(self, client: bytes, trainer: AttachedTrainer, region: Region) -> None:
+        if self.trainer is not trainer:
             raise SessionError("this trainer has ended meanwhile")
-        send_region(self.ipc_server.lifeline(client), trainer.region, writable=True)
+        send_region(self.ipc_server.lifeline(client), region, writable=True)
 
     async def _state(self, client: bytes, _: dict[str, Any]) -> None:
         self.known(client)
@@ -312,7 +330,22 @@ class TrainerService:
             raise SessionError("the run has no state yet")
         send_region(self.ipc_server.lifeline(client), state.shared, writable=False)
 
-    async def _submit(self, client: bytes, arguments: dict[str, Any]) -> None:
+    async def _base(self, client: bytes, arguments: dict[str, Any]) -> tuple[int, int]:
+        """Return what tells the run's parameters of a fragment from later ones: see ``_submit``."""
+        trainer, state = self.known(client), self._executor.state
+        fragment = int(arguments["fragment"])
+        if state is None or not 0 <= fragment < trainer.spec.fragments:
+            raise SessionError("the run has no state yet, or no such fragment")
+        if state.mark_of(fragment) % 2:
+            await asyncio.to_thread(state.wait_complete)
+        return state.serial, state.mark_of(fragment)
+
+    async def _submit(self, client: bytes, arguments: dict[str, Any]) -> tuple[int, int] | None:
+        """Take a submission in.
+
+        ``base``: which parameters of the run an encoded one is the difference from. Where these are
+        others by now, nothing is taken in, and they are returned.
+        """
         trainer = self.known(client)
         if trainer.region is None or not trainer.in_step:
             raise SessionError("submit before attach")
@@ -325,21 +358,33 @@ class TrainerService:
         self._submitted_s[fragment] = time.monotonic()
         self._note_since(trainer, fragment, arguments.get("since"))
         self.note_figures(trainer, arguments.get("figures", {}))
+        base = arguments.get("base")
+        if base is not None and tuple(base) != (now := await self._base(client, arguments)):
+            return now
         was_counted = self._was_counted(trainer, fragment)
         if was_counted:
-            return
+            return None
         if trainer.submissions is not None:
             trainer.submissions.submit(weight, lambda: self._was_counted(trainer, fragment))
-            return
+            return None
         base_round = self._node.follower.round
         if was_counted is None:  # nor may a round read it before: the trainer asks again at once
             self.tell(ev.TellTrainer("missed", base_round, self._node.follower.epoch, fragment))
-            return
+            return None
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)
         if self._node.follower.submissions.get(fragment) is submission:
-            self._executor.replica.inputs = trainer.region.floats
+            self._take(trainer, trainer.region)
             self._executor.replica.steps = bytes(arguments.get("steps", b""))
+        return None
+
+    def _take(self, trainer: AttachedTrainer, region: Region) -> None:
+        """Have the rounds read what the trainer has submitted."""
+        replica, trainer.initial = self._executor.replica, None
+        if trainer.spec.encodes_submissions:
+            replica.encoded, replica.inputs = region.floats.view(np.uint8), None
+        else:
+            replica.encoded, replica.inputs = None, region.floats
 
     def _note_since(self, trainer: AttachedTrainer, fragment: int, since: int | None) -> None:
         """Note before which round a submission is in none; None: this process had it first."""
@@ -418,14 +463,16 @@ class TrainerService:
         state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
-        round_number, buffer, generation = state.position
+        if state.is_changing:
+            await asyncio.to_thread(state.wait_complete)
+        generation, round_number = state.generation, state.round  # in this order
         return {
             "round": round_number,
             "epoch": self._node.follower.epoch,
             "chain": self._chain_after(round_number),
-            "buffer": buffer,
             "generation": generation,
             "serial": state.serial,
+            "marks": [state.mark_of(fragment) for fragment in range(state.spec.fragments)],
         }
 
     def _chain_after(self, round_number: int) -> bytes:
@@ -439,7 +486,7 @@ class TrainerService:
         return (
             state is not None
             and state.serial == arguments["serial"]  # else the numbers are another state's
-            and state.generation[arguments["buffer"]] == arguments["generation"]
+            and state.generation == arguments["generation"]
         )
 
     def submitted_s(self, fragment: int) -> float | None:

@@ -36,6 +36,7 @@ from atoll.peer.net.identity import Home
 from atoll.peer.net.upnp import UpnpRouter
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.executor import RoundExecutor
+from atoll.peer.rounds.rewinding import Checkpoints
 from atoll.peer.telemetry.event_file import EVENTS_FILE, EventFile
 from atoll.peer.telemetry.reporter import RowReporter
 from atoll.peer.telemetry.rows import RoundClock
@@ -83,6 +84,7 @@ class Components:
             daemon=daemon,
             received=home.path / "received",
             files=memory.rounds if memory is not None else None,
+            checkpoints=_checkpoints(home, options),
         )
         streams = self.executor.streams
         self._report_rounds(me, daemon)
@@ -202,6 +204,12 @@ def _caps(home: Home, options: CapOptions, daemon: DaemonPort) -> Caps | None:
     if options.up.is_open and options.down.is_open:
         return None
     return Caps(options, home.path, partial(daemon.note, "caps"))
+
+
+def _checkpoints(home: Home, options: DaemonOptions) -> Checkpoints | None:
+    """Return where this peer writes checkpoints; None if it writes none."""
+    folder = checkpoint_folder(home, options)
+    return Checkpoints(folder, options.run, options.secret) if folder is not None else None
 
 
 def _checkpointer(home: Home, options: DaemonOptions, daemon: DaemonPort) -> Checkpointer | None:

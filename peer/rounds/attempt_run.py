@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from atoll.collectives import ReducePlan, Reduction, RoundResult
+from atoll.collectives import ReducePlan, Reduction, RoundResult, get_codec
 from atoll.collectives.chunks import ChunkGrid
 from atoll.collectives.codecs import F32, U8, Decoder, Gathered
 from atoll.collectives.digests import quick_digest, strong_digest
@@ -32,6 +32,7 @@ from atoll.collectives.engine.send import Outlet, Receipt
 from atoll.collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.feedback import Compensated
 from atoll.collectives.robust import RobustRule
+from atoll.optim.pseudo_gradient import submission_layout
 from atoll.peer.durable.round_files import RoundName
 from atoll.peer.membership.kept_chunks import Kept
 from atoll.peer.membership.messages import REDUCE, Begin
@@ -70,6 +71,7 @@ class Replica:
     # The region whose submission the membership machine has accepted last. It is not cleared:
     # whether an attempt may read it is the machine's decision.
     inputs: F32 | None = None
+    encoded: U8 | None = None  # in place of it, where it was encoded when it was handed over
     steps: bytes = b""  # what its trainer has committed to of the local steps that led to them
     outputs: TrainerOutputs = field(default_factory=TrainerOutputs)
     view: View | None = None
@@ -142,6 +144,7 @@ class AttemptRun:
         self.lent = False  # others may read the complete result at any time from now on
         self.in_outputs = False  # the reduction works in the trainer's memory
         self.saving = False  # it is being written to the disk
+        self.initial: ReplicatedState | None = None  # of INIT: its result is these parameters
         self.ended = False
         self.reduction: Reduction | None = None
         self.copying: KeptCopy | None = None  # kept chunks that were lacking ...
@@ -319,6 +322,8 @@ class AttemptRun:
             return Contribution(_nothing)  # it hands on what another one has
         if self._peer.me in begin.helpers:
             return Contribution(_nothing)  # it adds up what others have
+        if begin.kind == STEP and state is not None and replica.encoded is not None:
+            return _encoded_contribution(state, replica.encoded, begin.fragment)
         if inputs is None:
             return None
         if begin.kind == STEP:  # computed from the submission of the trainer
@@ -479,6 +484,31 @@ class AttemptRun:
         self.reduced(await asyncio.to_thread(self.root_of, digests))
 
 
+def _result_in(state: ReplicatedState, codec: Decoder, grid: ChunkGrid) -> RoundResult:
+    """Return the result of INIT in the memory that it is for: these are the first parameters."""
+    memory: U8 = state.theta.view(np.uint8)
+    return RoundResult(codec, grid, lambda nbytes: memory[:nbytes])
+
+
+def _encoded_contribution(
+    state: ReplicatedState, encoded: U8, fragment: int
+) -> Contribution | None:
+    """Return the part of a step that lies in the trainer's memory as it travels."""
+    codec, layout = get_codec(state.spec.codec), submission_layout(state.spec, state.manifest)
+    first, _ = state.chunks_of(fragment)
+    if encoded.size < layout.total_bytes:
+        return None
+
+    def coded(chunk: int) -> U8:
+        start, end = layout.slice(first + chunk)
+        return encoded[start:end]
+
+    def decoded(chunk: int, out: F32) -> None:
+        codec.decode(coded(chunk), out)
+
+    return Contribution(decoded, coded=coded)
+
+
 def _nothing(chunk: int, out: F32) -> None:
     raise LocalProtocolError(f"a part of chunk {chunk} was asked of a peer that has none")
 
@@ -545,16 +575,21 @@ class AttemptTable:
         in_outputs = before is not None and before.in_outputs
         if is_read and in_outputs:
             replica.outputs.move()
-        if before is None or (before.result.codec, before.result.grid) != (codec, grid):
+        initial = before.initial if before is not None else None
+        if begin.kind == INIT and before is None:
+            initial = ReplicatedState(begin.blob)
+            result = _result_in(initial, codec, grid)
+        elif before is None or (before.result.codec, before.result.grid) != (codec, grid):
             result, in_outputs = self._new_result(begin, codec, grid)
         elif is_read:
             result, in_outputs = before.result.copy(replica.log.spare), False
+            initial = None
         else:
             result = before.result
         if before is not None:
             self._forget(before)
         run = AttemptRun(self._peer, begin, result, kept, begun_s, rule=rule, terms=terms)
-        run.in_outputs = in_outputs
+        run.in_outputs, run.initial = in_outputs, initial
         self._by_round[begin.round] = run
         return run
 

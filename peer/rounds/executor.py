@@ -33,10 +33,18 @@ from atoll.peer.membership.view import MEMBERS_MAX, View
 from atoll.peer.net.connections import ConnectionManager
 from atoll.peer.rounds.attempt_run import AttemptRun, AttemptTable, Replica
 from atoll.peer.rounds.durability import Durability
-from atoll.peer.rounds.entries import GATHER, INIT, REDUCE, ROUNDS_IN_FLIGHT_MAX, EntryHead
+from atoll.peer.rounds.entries import (
+    GATHER,
+    INIT,
+    OPERATIONS,
+    REDUCE,
+    ROUNDS_IN_FLIGHT_MAX,
+    EntryHead,
+)
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.outputs import TrainerOutputs
 from atoll.peer.rounds.recovery import HeldResult, HomeContents, HomeReader
+from atoll.peer.rounds.rewinding import Checkpoints, rewound
 from atoll.peer.rounds.salvage import FetchKept, KeptServer
 from atoll.peer.rounds.state import ReplicatedState
 from atoll.peer.rounds.verifier import AttemptVerifier
@@ -66,12 +74,18 @@ class RoundExecutor:
         received: Path,
         log_bytes: int = LOG_BYTES_DEFAULT,
         files: RoundFiles | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
-        """Begin with no state; ``files`` is where R of rounds is kept over restarts, if it is."""
+        """Begin with no state.
+
+        ``files`` is where R of rounds is kept over restarts, if it is, and ``checkpoints`` where
+        this peer writes the states that these build on.
+        """
         self.me, self.host, self.audits = me, host, audits
         self._daemon, self._feed = daemon, daemon.feed
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._checkpoints = checkpoints
         rounds = RoundLog(log_bytes, files)
         self.replica = Replica(rounds)
         self.router = Router(self._on_broken)
@@ -477,35 +491,67 @@ class RoundExecutor:
         begin, chain = effect.begin, effect.chain
         if run is None or begin.operation is not None:
             return commit_operation(self.replica, effect, run)
-        array = run.result.array
-        state = ReplicatedState(begin.blob) if begin.kind == INIT else self.state
+        state = self._initial(run) if begin.kind == INIT else self.state
         assert state is not None
         head = run.entry(chain)
         run.keep_residual()
         if run.audit is not None and state.spec.validators:
             run.before = state.theta.copy()
-        state.apply(head, array, self._note_applied)
-        self.replica.log.append(head, array, state.digest)
-        if run.is_read:
-            self.replica.log.encoded(begin.round)  # so that its memory is not used again
+        state.apply(head, run.result.array, self._note_applied)
+        array = None if state is run.initial else run.result.array  # which would change with it
+        self.replica.log.append(head, array, state.digest, lent=run.is_read)
         return state
+
+    def _initial(self, run: AttemptRun) -> ReplicatedState:
+        """Return the state that begins with the result of INIT.
+
+        It is the one in whose memory that lies already, unless somebody still reads it there.
+        """
+        keeps = self.durability is not None and self.durability.keeps_rounds
+        is_saved = not keeps or self.replica.log.is_stored(run.begin.round, run.root)
+        if run.initial is not None and is_saved and not run.is_read:
+            return run.initial
+        run.initial = None
+        return ReplicatedState(run.begin.blob)
 
     def _note_applied(self, nbytes: int) -> None:
         """Count a chunk of an outer step as progress: the next attempt waits for the last one."""
         self._applied_bytes += nbytes
 
     async def _undo(self, effect: ev.Undo) -> None:
-        state = self.state
-        if state is not None and await asyncio.to_thread(state.undo):
-            self._forget_attempts()
-            self.replica.log.cut_after(state.round)
-            self.digests = {k: d for k, d in self.digests.items() if k <= state.round}
-            self.sync.cancel()  # of a goal that was undone with it
-            self._moved_to(state, "a round was undone")
-        if state is not None and state.round == effect.round:
-            self._feed(ev.CaughtUp(effect.round, effect.chain, state.digest))
-        else:
+        """Go back to the state after an earlier round, if it can be had here."""
+        log, before = self.replica.log, None
+        if self.state is not None and log.chain_after(effect.round) == effect.chain:
+            before = await asyncio.to_thread(self._state_before, effect.round)
+        if before is None:
             self._feed(ev.CatchUpFailed(f"the state after round {effect.round} is not here"))
+            return
+        self._forget_attempts()
+        log.cut_after(effect.round)
+        self.digests = {k: d for k, d in self.digests.items() if k <= effect.round}
+        self.sync.cancel()  # of a goal that was undone with it
+        self._moved_to(before, "a round was undone")
+        self._feed(ev.CaughtUp(effect.round, effect.chain, before.digest))
+
+    def _state_before(self, round_number: int) -> ReplicatedState | None:
+        """Return the state after an earlier round; None if it cannot be had here.
+
+        In a worker thread.
+        """
+        state, log = self.state, self.replica.log
+        assert state is not None
+        heads = [log.head(number) for number in range(round_number + 1, state.round + 1)]
+        if all(head is not None and head.kind in OPERATIONS for head in heads):
+            state.rename(round_number)
+            return state
+        if self._checkpoints is None:
+            return None
+        try:
+            return rewound(log, self._checkpoints, round_number)
+        except (AtollError, MemoryError, OSError) as error:
+            why = reason_of(error) if isinstance(error, AtollError) else str(error)
+            self.threadsafe(self.log, f"the state of round {round_number} is not read again: {why}")
+            return None
 
     async def _take_back(self, effect: ev.TakeBack) -> None:
         state = self.state

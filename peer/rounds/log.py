@@ -1,9 +1,9 @@
 """Keep the last committed rounds: what laggards, joiners and checkpoints replay.
 
 Entries are contiguous, oldest first. Where this peer keeps R of its rounds on its disk, that is
-where R of all but the last is read from, and the log reaches back as far as the files do: whoever
-was away for a while gets the rounds that it has missed, and need not fetch the state. What is in
-memory only goes when the cap is reached, the oldest first. Every method may be called in any
+where R is read from as soon as it is there, and the log reaches back as far as the files do:
+whoever was away for a while gets the rounds that it has missed, and need not fetch the state. What
+is in memory only goes when the cap is reached, the oldest first. Every method may be called in any
 thread.
 """
 
@@ -157,20 +157,22 @@ class RoundLog:
 
     # ------------------------------------------------------------ writing
 
-    def append(self, head: EntryHead, encoded: U8 | None, digest: bytes) -> None:
+    def append(
+        self, head: EntryHead, encoded: U8 | None, digest: bytes, *, lent: bool = False
+    ) -> None:
         """Take over a committed round and ``encoded``, which nobody may write any more.
 
-        None: only the disk has it. ``digest`` is the state's after it. An entry that does not
-        continue the last one begins the log anew.
+        None: only the disk has it. ``digest`` is the state's after it. ``lent``: somebody may still
+        read it. An entry that does not continue the last one begins the log anew.
         """
         with self._lock:
             if head.round != self._last + 1:
                 self._clear()
-            entry = _LoggedRound(head, encoded)
+            entry = _LoggedRound(head, encoded, lent)
             self._entries.append(entry)
             self._nbytes += entry.nbytes
             self._settle(head.round, digest)
-            self._free(self._find(head.round - LOG_ENTRIES_MIN))
+            self._free(entry)
             self._shrink()
 
     def append_stored(self, head: EntryHead, name: RoundName, digest: bytes) -> None:
@@ -182,8 +184,12 @@ class RoundLog:
         """Hear that R with this root is on the disk, before or after its round is committed."""
         with self._lock:
             self._stored[name.round, root] = name
-            if name.round <= self._last - LOG_ENTRIES_MIN:
-                self._free(self._find(name.round))
+            self._free(self._find(name.round))
+
+    def is_stored(self, round_number: int, root: bytes) -> bool:
+        """Return whether R with this root is on the disk."""
+        with self._lock:
+            return (round_number, root) in self._stored
 
     def kept(self, names: Collection[RoundName]) -> None:
         """Hear which files there are still: what was in others only can be had no more."""

@@ -1,10 +1,18 @@
 """Hold the replicated state of a run, outer parameters and momentum, and commit rounds to it.
 
-Two buffers: the current one is what everybody reads (trainer, donors, pseudo-gradients) and never
-changes; a commit writes the next state into the other and swaps. The two differ only in the chunks
-of the last commit's fragment, so a commit copies those and computes its own. Each chunk has a
-*leaf*, the digest of its parameters and momentum; the digest of the state covers the run's
-specification and the Merkle root of the leaves, so equal digests mean equal runs, bit for bit.
+There is one buffer, and a commit changes it in its place, chunk by chunk: a second one would be as
+large as the parameters and momentum again. Readers do not wait for each other. Each chunk has a
+*sequence number*, which is odd from the moment in which a commit begins to write to it until the
+commit is complete: who copies a chunk looks at the number before and after, and copies again if it
+has changed. Who needs the whole of one round looks at the state's ``generation`` in the same way
+(as in a seqlock, Boehm, "Can seqlocks get along with programming language memory models?", 2012).
+
+Each chunk has a *leaf*, the digest of its parameters and momentum; the digest of the state covers
+the run's specification and the Merkle root of the leaves, so equal digests mean equal runs, bit for
+bit.
+
+A commit cannot be taken back here: the outer step has no inverse in floating point. The state of a
+round before is that of a checkpoint and the rounds since (rewinding.py), or comes from others.
 """
 
 from __future__ import annotations
@@ -36,8 +44,8 @@ Floats: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 Bytes: TypeAlias = bytes | bytearray | memoryview | U8
 CHUNK_COPY_BYTES_MAX = 8 * CHUNK_ELEMENTS_MAX  # parameters and momentum: memory for ``read_chunk``
-# A copy takes under a millisecond and fails only if two commits begin meanwhile.
-READ_TRIES = 8
+READ_TRIES = 8  # a copy takes under a millisecond, a commit that changes the chunk much longer
+COMMIT_WAIT_S = 60.0  # for a commit to be complete: 1B parameters take 5 s, on a busy machine more
 _FLOAT32 = get_codec("float32")  # of INIT, whatever the run's codec
 _serials = itertools.count(1)  # tells a trainer that it has to map another state
 
@@ -65,15 +73,9 @@ class ChunkCopy:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Describe a state and where it lies.
-
-    Replaced in one step, so that readers see what belongs together. ``generation`` is the buffer's
-    when this state was complete.
-    """
+    """Describe a state: replaced in one step, so that readers see what belongs together."""
 
     round: int
-    buffer: int
-    generation: int
     versions: tuple[int, ...]  # of each chunk: the round that it is of
     tree: MerkleTree | None  # None before INIT
     digest: bytes
@@ -82,24 +84,27 @@ class _Position:
 class ReplicatedState:
     """Hold the outer parameters θ and the momentum b of a run.
 
-    ``shared`` holds θ0, θ1, b0, b1, each float32[elements], for the trainer to map.
+    ``shared`` holds θ and b, each float32[elements], for the trainer to map. It is another memory,
+    with another ``serial``, after a load. ``generation`` is counted up when a commit begins and
+    when it ends: it is odd in between.
 
-    Any thread may read; whoever reads a buffer in place checks ``generation`` of it before and
-    after. One thread at a time commits (``apply``, ``undo``) or loads.
+    Any thread may read; whoever reads in place checks serial and ``generation`` before and after.
+    One thread at a time commits (``apply``) or loads.
     """
 
     def __init__(self, blob: bytes) -> None:
         self.blob = blob
         self.serial = next(_serials)
         self.spec, self.manifest = parse_blob(blob)
+        self.grid = self.manifest.grid
         self._buffers = StateBuffers(self.spec, self.manifest)
-        self.grid, self.shared = self._buffers.grid, self._buffers.shared
-        self.generation = [0, 0]  # of each buffer, counted up before it is written
-        self._now = _Position(0, 0, 0, (0,) * self.grid.count, None, b"")
-        self._before: _Position | None = None  # while the other buffer still holds it
-        self._differ = frozenset(range(self.grid.count))  # chunks unlike in the two buffers
-        self._writing = threading.Lock()  # the other buffer
-        self._load: StateLoad | None = None  # which may write it
+        self.generation = 0
+        self._sequence = [0] * self.grid.count  # of each chunk
+        self._complete = threading.Event()  # no commit is under way
+        self._complete.set()
+        self._now = _Position(0, (0,) * self.grid.count, None, b"")
+        self._writing = threading.Lock()
+        self._load: StateLoad | None = None
 
     # ------------------------------------------------------------ what it is
 
@@ -108,22 +113,16 @@ class ReplicatedState:
         return self._now.round
 
     @property
-    def current(self) -> int:
-        return self._now.buffer
-
-    @property
-    def position(self) -> tuple[int, int, int]:
-        """Return round, current buffer and its generation, which belong together."""
-        now = self._now
-        return now.round, now.buffer, now.generation
+    def shared(self) -> Region:
+        return self._buffers.shared
 
     @property
     def theta(self) -> Floats:
-        return self._buffers.theta[self.current]
+        return self._buffers.theta
 
     @property
     def momentum(self) -> Floats:
-        return self._buffers.momentum[self.current]
+        return self._buffers.momentum
 
     @property
     def digest(self) -> bytes:
@@ -134,6 +133,12 @@ class ReplicatedState:
     def root(self) -> bytes:
         tree = self._now.tree
         return tree.root if tree else b""
+
+    @property
+    def place(self) -> tuple[int, bytes] | None:
+        """Return round and root, which belong together; None before INIT."""
+        now = self._now
+        return (now.round, now.tree.root) if now.tree is not None else None
 
     @property
     def leaves(self) -> tuple[bytes, ...]:
@@ -192,24 +197,45 @@ class ReplicatedState:
     def read_chunk(self, chunk: int, out: memoryview) -> ChunkCopy:
         """Copy a chunk's parameters, then its momentum, to the beginning of ``out``.
 
-        Commits may happen meanwhile. StateError if there is no state yet, or if commits follow
-        each other so fast that no copy is whole.
+        Commits may happen meanwhile: this waits for one that is changing the chunk, so it is not
+        for the event loop. StateError if there is no state yet, or if no copy is whole.
         """
         nbytes = self.chunk_bytes(chunk)
         if out.nbytes < nbytes:
             raise StateError(f"chunk {chunk} has {nbytes} bytes, the memory for it {out.nbytes}")
         target = np.frombuffer(out, np.uint8)[:nbytes]
         for _ in range(READ_TRIES):
-            now = self._now
+            sequence, buffers, now = (
+                self._sequence[chunk],
+                self._buffers,
+                self._now,
+            )  # in this order
             if now.tree is None:
                 raise StateError("there is no state to read yet", fix="wait for the first round")
-            np.concatenate(self._buffers.parts(chunk, now.buffer), out=target)
-            if self.generation[now.buffer] == now.generation:
+            if sequence % 2:
+                self.wait_complete()
+                continue
+            np.concatenate(buffers.parts(chunk), out=target)
+            if self._sequence[chunk] == sequence:
                 return ChunkCopy(now.round, now.tree.leaves[chunk], now.tree.proof(chunk), nbytes)
         raise StateError(
             f"chunk {chunk} of round {self.round} was overwritten in each of {READ_TRIES} reads",
             fix="read it again; rounds commit faster than memory can be copied",
         )
+
+    def mark_of(self, fragment: int) -> int:
+        """Return a number that is another one after each commit of a fragment; odd during one."""
+        return self._sequence[self.chunks_of(fragment)[0]]
+
+    @property
+    def is_changing(self) -> bool:
+        """Return whether a commit is under way."""
+        return self.generation % 2 == 1
+
+    def wait_complete(self) -> None:
+        """Wait until no commit is under way. StateError if one does not end."""
+        if not self._complete.wait(COMMIT_WAIT_S):
+            raise StateError(f"the commit of round {self.round + 1} does not end")
 
     # ------------------------------------------------------------ commits
 
@@ -220,28 +246,18 @@ class ReplicatedState:
 
         Or log entry 1: the first trainer's θ as float32, and momentum is zero.
 
-        StateError if it is not the next round or of another size, CodecError for malformed bytes;
-        then the state stays what it was. A load that is under way is given up. ``applied`` is told
-        the bytes of each chunk that is done.
+        StateError if it is not the next round or of another size; then the state stays what it was.
+        CodecError for malformed bytes, which were checked when they came: then it is torn, and
+        nothing can be read any more. A load that is under way is given up. ``applied`` is told the
+        bytes of each chunk that is done.
         """
         with self._writing:
             self._commit(head, encoded, applied)
 
-    def undo(self) -> bool:
-        """Go back to the state before the last commit; return False if it has been overwritten."""
-        with self._writing:
-            before = self._before
-            if before is None:
-                return False
-            if before.buffer != self.current:  # whoever reads what is undone learns it by this
-                self.generation[self.current] += 1
-            self._now, self._before = before, None
-            return True
-
     def rename(self, round_number: int) -> None:
         """Be the state after another round: between the two there were operations only."""
         with self._writing:
-            self._load = self._before = None
+            self._end_load()
             self._now = replace(self._now, round=round_number)
 
     # ------------------------------------------------------------ with the lock held
@@ -250,63 +266,65 @@ class ReplicatedState:
         now, number = self._now, head.round
         if number != now.round + 1 or (head.kind == INIT) != (now.tree is None):
             raise StateError(f"{head.kind} of round {number} does not follow {now.round}")
-        if head.kind in OPERATIONS:  # the same buffer holds the state after it
-            self._load, self._before, self._now = None, now, replace(now, round=number)
+        if head.kind in OPERATIONS:
+            self._end_load()
+            self._now = replace(now, round=number)
             return
         buffers, chunks, layout = self._buffers, self.chunks_in(head), self.layout(head)
         if encoded.nbytes != layout.total_bytes:
             raise StateError(f"round {number} has {encoded.nbytes} bytes, not {layout.total_bytes}")
-        stale, source, target = self._begin_write(chunks), now.buffer, 1 - now.buffer
-        for chunk in stale - frozenset(chunks):
-            buffers.fill(chunk, target, buffers.parts(chunk, source))
-            applied(self.chunk_bytes(chunk))
+        self._end_load()
         leaves = list(self.leaves) or [b""] * self.grid.count
         versions = list(now.versions)
+        self._begin_change()
         for chunk in chunks:
             start, end = layout.slice(chunk - chunks.start)
-            buffers.step(head, chunk, encoded[start:end], source, target)
-            leaves[chunk] = buffers.leaf(chunk, target)
+            self._sequence[chunk] += 1
+            buffers.step(head, chunk, encoded[start:end])
+            leaves[chunk] = buffers.leaf(chunk)
             versions[chunk] = number
             applied(self.chunk_bytes(chunk))
-        self._finish_write(number, versions, leaves)
-        self._before, self._differ = now, frozenset(chunks)
+        self._now = self._position(number, versions, leaves)
+        self._end_change()
 
-    def _begin_write(self, chunks: range) -> frozenset[int]:
-        """Begin to write to the other buffer, which holds nothing whole from now on.
-
-        Return the chunks that are stale in it.
-        """
-        stale = self._differ
-        self._load = self._before = None
-        self._differ = stale | frozenset(chunks)  # should the write fail half-way
-        self.generation[1 - self.current] += 1  # whoever still reads it learns it by this
-        return stale
-
-    def _finish_write(
-        self, round_number: int, versions: list[int], leaves: list[bytes], expected: bytes = b""
-    ) -> None:
-        """Make the other buffer the current one.
-
-        StateError, and no swap, if another digest is ``expected``.
-        """
-        target = 1 - self.current
+    def _position(self, number: int, versions: list[int], leaves: list[bytes]) -> _Position:
         tree = MerkleTree(leaves)
-        digest = state_digest(self.blob, tree.root)
-        if expected and digest != expected:
-            raise StateError(
-                f"the state of round {round_number} has digest {digest.hex()[:16]},"
-                f" not {expected.hex()[:16]}"
-            )
-        generation = self.generation[target]
-        self._now = _Position(round_number, target, generation, tuple(versions), tree, digest)
+        return _Position(number, tuple(versions), tree, state_digest(self.blob, tree.root))
+
+    def _begin_change(self) -> None:
+        self._complete.clear()
+        self.generation += 1 + self.generation % 2  # odd already where a commit has failed
+
+    def _end_change(self) -> None:
+        """Let readers in, once the position is the new one: see read_chunk."""
+        self._sequence = [number + number % 2 for number in self._sequence]
+        self.generation += 1
+        self._complete.set()
+
+    def _take_over(self, buffers: StateBuffers, position: _Position) -> None:
+        """Go on with what was loaded, in its own memory."""
+        self._begin_change()
+        self._sequence = [number + 1 + number % 2 for number in self._sequence]
+        if buffers is not self._buffers:
+            self._buffers, self.serial = buffers, next(_serials)
+        self._now = position
+        self._end_change()
+
+    def _end_load(self) -> None:
+        """Give up the load that is under way, and its memory."""
+        load, self._load = self._load, None
+        if load is not None:
+            load.let_go()
 
 
 class StateLoad:
-    """Fill the other buffer of a state, chunk by chunk, while the current one stays in use.
+    """Put a state together, chunk by chunk, beside the one that stays in use meanwhile.
 
     Chunks may be of different rounds; ``replay`` brings them forward. Who fills it checks what it
     gets; here only the whole is compared with a digest. Any thread may call it. A commit and a
     newer load end it: then every method that writes raises StateError.
+
+    It takes the memory of a second state, unless there is none yet. Raises ConfigError without it.
     """
 
     def __init__(self, state: ReplicatedState) -> None:
@@ -314,7 +332,10 @@ class StateLoad:
         self._versions = [-1] * state.grid.count
         self._cancelled = False
         with state._writing:
-            state._begin_write(range(state.grid.count))
+            is_first = not state.leaves
+            state._end_load()
+            beside = None if is_first else StateBuffers(state.spec, state.manifest)
+            self._buffers = beside or state._buffers
             state._load = self
 
     @property
@@ -333,7 +354,7 @@ class StateLoad:
         state = self._state
         if not self.has(chunk) and not state.leaves:
             return b""
-        return state._buffers.leaf(chunk, 1 - state.current if self.has(chunk) else state.current)
+        return (self._buffers if self.has(chunk) else state._buffers).leaf(chunk)
 
     def confirm(self, chunk: int, version: int) -> None:
         """Declare the chunk that was put that of round ``version``, whatever it was said to be."""
@@ -361,7 +382,7 @@ class StateLoad:
         if not self._state.leaves:
             raise StateError("there is no state to keep chunks of")
         state = self._state
-        self._fill(chunk, version, state._buffers.parts(chunk, state.current))
+        self._fill(chunk, version, state._buffers.parts(chunk))
 
     def replay(self, head: EntryHead, encoded_chunk: Bytes, chunk: int) -> bool:
         """Bring ``chunk`` (of the whole vector) to the entry's round; False if it is there already.
@@ -381,8 +402,7 @@ class StateLoad:
             expected = state.layout(head).size(chunk - chunks.start)
             if data.size != expected:
                 raise StateError(f"chunk {chunk} takes {expected} encoded bytes, not {data.size}")
-            target = 1 - state.current
-            state._buffers.step(head, chunk, data, target, target)
+            self._buffers.step(head, chunk, data)
             self._versions[chunk] = head.round
         return True
 
@@ -401,11 +421,20 @@ class StateLoad:
                     f"{len(wrong)} chunks are not of round {round_number} or before, the first is"
                     f" {wrong[0]} of round {self._versions[wrong[0]]}"
                 )
-            target = 1 - state.current
-            leaves = [state._buffers.leaf(chunk, target) for chunk in range(state.grid.count)]
+            leaves = [self._buffers.leaf(chunk) for chunk in range(state.grid.count)]
             self._check_open()  # hashing takes a second per 2 GB: it may have been cancelled
-            state._finish_write(round_number, self._versions, leaves, digest)
+            loaded = state._position(round_number, self._versions, leaves)
+            if digest and loaded.digest != digest:
+                raise StateError(
+                    f"the state of round {round_number} has digest {loaded.digest.hex()[:16]},"
+                    f" not {digest.hex()[:16]}"
+                )
+            state._take_over(self._buffers, loaded)
             state._load = None
+
+    def let_go(self) -> None:
+        """Drop the memory of a load that has ended: nothing is written any more."""
+        self._buffers = self._state._buffers
 
     def cancel(self) -> None:
         """Give up the load without waiting.
@@ -418,7 +447,7 @@ class StateLoad:
         state = self._state
         with state._writing:
             self._check_open()
-            state._buffers.fill(chunk, 1 - state.current, parts)
+            self._buffers.fill(chunk, parts)
             self._versions[chunk] = version
 
     def _check_open(self) -> None:
@@ -427,19 +456,17 @@ class StateLoad:
 
 
 class StateBuffers:
-    """Hold two buffers of parameters θ and momentum b. One thread at a time writes.
+    """Hold parameters θ and momentum b. One thread at a time writes.
 
-    ``shared`` holds θ0, θ1, b0, b1, each float32[elements].
+    ``shared`` holds θ and b, each float32[elements].
     """
 
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
         self.grid, self._manifest = manifest.grid, manifest
         self._spec, self._step = spec, OuterStep(spec, self.grid.chunk_elements)
-        self.shared = Region("state", 4 * count)
-        floats = self.shared.floats
-        self.theta = (floats[:count], floats[count : 2 * count])
-        self.momentum = (floats[2 * count : 3 * count], floats[3 * count :])
+        self.shared = Region("state", 2 * count)
+        self.theta, self.momentum = self.shared.floats[:count], self.shared.floats[count:]
 
     def codec(self, head: EntryHead) -> Decoder:
         """Return the decoder of the bytes of an entry.
@@ -454,41 +481,42 @@ class StateBuffers:
         lo, hi = self.grid.bounds(chunks.start)[0], self.grid.bounds(chunks.stop - 1)[1]
         return encoded_layout(ChunkGrid(hi - lo, self.grid.chunk_elements), self.codec(head))
 
-    def step(self, head: EntryHead, chunk: int, encoded: U8, source: int, target: int) -> None:
-        """Apply one chunk of an entry: read from one buffer, write to the other or to the same.
+    def step(self, head: EntryHead, chunk: int, encoded: U8) -> None:
+        """Apply one chunk of an entry, in its place.
 
         CodecError for malformed bytes; then nothing is written.
         """
+        pair = theta, momentum = self._pair(chunk)
         if head.kind != INIT:
             first, _ = self._manifest.chunks_of(head.fragment, self._spec.fragments)
             self._step(
                 self.codec(head),
                 encoded,
-                self._pair(chunk, source),
-                self._pair(chunk, target),
+                pair,
+                pair,
                 round_number=head.round,
                 contributors=head.origin(chunk - first).contributors,
             )
             return
-        theta, momentum = self._pair(chunk, target)
-        _FLOAT32.decode(encoded, theta)
+        if not np.may_share_memory(encoded, theta):  # else it was received where it belongs
+            _FLOAT32.decode(encoded, theta)
         momentum.fill(0)
 
-    def leaf(self, chunk: int, buffer: int) -> bytes:
+    def leaf(self, chunk: int) -> bytes:
         """Return the digest of a chunk's parameters and momentum."""
-        theta, momentum = self.parts(chunk, buffer)
+        theta, momentum = self.parts(chunk)
         return strong_digest(theta, momentum)
 
-    def parts(self, chunk: int, buffer: int) -> tuple[U8, U8]:
+    def parts(self, chunk: int) -> tuple[U8, U8]:
         """Return the bytes of a chunk's parameters and of its momentum, in place."""
-        theta, momentum = self._pair(chunk, buffer)
+        theta, momentum = self._pair(chunk)
         return theta.view(np.uint8), momentum.view(np.uint8)
 
-    def fill(self, chunk: int, buffer: int, parts: tuple[U8, U8]) -> None:
+    def fill(self, chunk: int, parts: tuple[U8, U8]) -> None:
         """Overwrite a chunk with the bytes of parameters and momentum, as ``parts`` gives them."""
-        for target, source in zip(self.parts(chunk, buffer), parts, strict=True):
+        for target, source in zip(self.parts(chunk), parts, strict=True):
             np.copyto(target, source)
 
-    def _pair(self, chunk: int, buffer: int) -> Pair:
+    def _pair(self, chunk: int) -> Pair:
         lo, hi = self.grid.bounds(chunk)
-        return self.theta[buffer][lo:hi], self.momentum[buffer][lo:hi]
+        return self.theta[lo:hi], self.momentum[lo:hi]

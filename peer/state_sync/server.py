@@ -52,7 +52,6 @@ TREE_LEAVES_MAX = 131_072
 TREES_MIN = 8  # a run of int8 entries needs no more, and each answer would hash them all again
 WHY_CHARACTERS_MAX = 300  # of a refusal's reason
 EARLY_MAX = 64  # peers of whom is remembered what has been logged
-READ_TRIES = 3  # of a state that changes meanwhile
 U8 = NDArray[np.uint8]
 Results = Callable[[int, int], tuple[U8, EncodedLayout, int] | None]
 BUSY_SHARE = 0.05  # of what the own reduction sends: rounds get no longer than by this ...
@@ -139,20 +138,13 @@ class SyncServer:
 
     def _state_from(self, first: int) -> msg.StateIs:
         state = self.state if self.is_open else None
-        for _ in range(READ_TRIES):
-            if state is None or not state.root:
-                break
-            position, root = state.position, state.root
-            if state.position != position:
-                continue  # a commit came between the two
-            number = position[0]
-            first = min(max(first, number + 1 - msg.DIGESTS_MAX), number)
-            digests = [self._rounds.digest_after(n) or bytes(32) for n in range(first, number + 1)]
-            blob_digest = hashlib.sha256(state.blob).digest()
-            return msg.StateIs(
-                number, root, blob_digest, self._log_first(), first, b"".join(digests)
-            )
-        return msg.StateIs(-1)
+        if state is None or (found := state.place) is None:
+            return msg.StateIs(-1)
+        number, root = found
+        first = min(max(first, number + 1 - msg.DIGESTS_MAX), number)
+        digests = [self._rounds.digest_after(n) or bytes(32) for n in range(first, number + 1)]
+        blob_digest = hashlib.sha256(state.blob).digest()
+        return msg.StateIs(number, root, blob_digest, self._log_first(), first, b"".join(digests))
 
     def _log_first(self) -> int:
         """Return the first entry that can be proven and replayed: the chain before it is known."""

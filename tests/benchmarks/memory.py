@@ -1,22 +1,22 @@
-"""Memory that a daemon takes during a round, beyond the buffers that it announces.
+"""Memory of a daemon per parameter, at the peak of a round and of the first state, and at rest.
 
-    python tests/benchmarks/memory.py [--peers 4] [--mib 256] [--codec int8] [--rounds 6]
+    python tests/benchmarks/memory.py [--elements 1e7 1e8 4e8] [--peers 2] [--rounds 4]
 
-Real daemons on loopback with numpy trainers. Counted for each daemon, every SAMPLE_S: its anonymous
-pages and those of files, as the kernel counts them, and every region that it shares with its
-trainer once and whole, whichever of the two has touched the pages. The peak is at least the
-kernel's own of what is mapped (VmHWM), which no sample misses.
+Real daemons on loopback with numpy trainers, which keep rounds on their disk as users' do. Counted
+for each daemon, every SAMPLE_S, by the kernel's own figures (smaps): its private pages, its share
+of what is shared with other programs (Pss), and every region that it shares with its trainer once
+and whole, whichever of the two has touched the pages. Taken off: what the same daemon held in a
+view without a state. The bar is BAR_BYTES per parameter at the peak of a round, and that what a
+method announces at its start (``host_bytes``) is within ANNOUNCED of it.
 
-Taken off: what the same daemon held in a view without a state (*idle*), and what is *listed*:
-parameters and momentum twice (16 bytes per parameter), the submission (4), the full log of rounds,
-and a result (of the round under way; between rounds its memory may wait for the next one). What
-is left is *beyond*: it must stay below 64 MiB. Measured is when the log no longer grows. The most
-since the start must also stay below idle, what the trainer announces (``host_bytes``) and 64 MiB.
+The trainer's own memory (Pss without those regions) is told beside its model: the numpy trainer has
+two vectors of float32, so 8 bytes per parameter, and what the library adds.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 import tempfile
@@ -28,107 +28,66 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from harness import results
-from harness.processes import Fleet, Peer, fleet, until
+from harness.processes import Fleet, Process, fleet, until
 
-from atoll.collectives import get_codec
-from atoll.optim.footprint import LOG_ENTRIES_MIN, host_bytes, log_cap_bytes
+from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
 
 MIB = 1 << 20
-BAR_BYTES = 64 * MIB
-SAMPLE_S = 0.02  # a round takes ten times that at least; reading costs a daemon a fraction of 1 ms
+BAR_BYTES = 12.0  # per parameter
+ANNOUNCED = 0.1
+SAMPLE_S = 0.02  # reading a daemon's smaps takes 1 ms
 INNER_S = 0.5  # between two rounds: long enough for a few samples at rest
-LIMIT_S = 600.0  # for all rounds of a phase; a busy machine makes a large one in 20 s
-# Rounds after the log is full: its first entry is larger than the others, and memory is used again
-# from the second one that goes.
-SETTLED = 3
-REGION = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .* (\d+) +/memfd:atoll-", re.MULTILINE)
+LIMIT_S = 900.0  # for a phase; a busy machine makes a large round in 20 s
+REGION = "/memfd:atoll-"
+HEAD = re.compile(r"^[0-9a-f]+-[0-9a-f]+ ")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--mib", type=float, default=256.0, help="float32 parameters")
+    parser.add_argument("--elements", type=float, nargs="+", default=[1e7, 1e8, 4e8])
+    parser.add_argument("--peers", type=int, default=2)
     parser.add_argument("--codec", default="int8")
-    parser.add_argument("--rounds", type=int, default=6, help="to be measured, with a full log")
+    parser.add_argument("--rounds", type=int, default=4)
     chosen = parser.parse_args()
-    names = "abcdefgh"[: chosen.peers]
-    manifest = Manifest.of([Parameter("w", (int(chosen.mib * MIB / 4),))])
-    listed = Listed.of(manifest, chosen.codec)
-    spec = RunSpec(sync_every=1, codec=chosen.codec)
-    announced = host_bytes(spec, manifest)
-    print(
-        f"{len(names)} peers, {chosen.mib:g} MiB of float32, {chosen.codec}; listed:"
-        f" {listed}; announced: at most {announced / MIB:.1f} MiB",
-        flush=True,
-    )
-    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
-        run.form(names)
-        time.sleep(1.0)  # until links are up and nothing is under way
-        idle = {name: counted_bytes(run.peers[name]) for name in names}
-        for name in names:
-            run.train(name, manifest.elements, inner_s=INNER_S, codec=chosen.codec)
-        reach(run, names, listed.full_after + SETTLED)
-        before = {name: mapped_peak_bytes(run.peers[name], reset=True) for name in names}
-        with Watch([run.peers[name] for name in names]) as watch:
-            reach(run, names, listed.full_after + SETTLED + chosen.rounds)
-    print("MiB       idle   at rest   peak   beyond, at rest   at the peak   (since the start)")
-    worst = 0.0
-    for name in names:
-        low, high = watch.lowest[name], watch.highest[name]
-        beyond = high - idle[name] - listed.bytes
-        worst = max(worst, beyond)
-        rest = low - idle[name] - listed.bytes
-        whole = max(before[name], high) - idle[name] - announced
+    print("bytes per parameter, above the same daemon idle; the worst of its peers")
+    print("parameters   first state   at rest   peak of a round   announced   trainer, own pages")
+    for elements in map(int, chosen.elements):
+        found = measured(elements, "abcdefgh"[: chosen.peers], chosen.codec, chosen.rounds)
+        spec = RunSpec(sync_every=1, codec=chosen.codec)
+        manifest = Manifest.of([Parameter("w", (elements,))])
+        announced = host_bytes(spec, manifest) / elements
+        missed = [
+            "MISSED: the peak" * (found.peak > BAR_BYTES),
+            "MISSED: announced" * (abs(announced / found.peak - 1) > ANNOUNCED),
+        ]
         print(
-            f"peer {name} {idle[name] / MIB:7.1f} {low / MIB:9.1f} {high / MIB:6.1f}"
-            f" {rest / MIB:15.1f} {beyond / MIB:15.1f}"
-            f"   ({whole / MIB:+.1f} of what is announced{', MISSED' * (whole > BAR_BYTES)})"
+            f"{elements:10,} {found.first:13.2f} {found.rest:9.2f} {found.peak:17.2f}"
+            f" {announced:11.2f} {found.trainer:20.2f}   {'  '.join(filter(None, missed))}",
+            flush=True,
         )
-    met = "" if worst < BAR_BYTES else "  MISSED"
-    print(f"at most {worst / MIB:.1f} MiB beyond; bar {BAR_BYTES // MIB}{met}")
-    results.say("beyond", worst / MIB, "MiB")
+        results.say(f"{elements}/peak", found.peak, "bytes")
 
 
-@dataclass(frozen=True)
-class Listed:
-    """The buffers of decisions.md, for a run of one fragment whose log is full."""
+@dataclass
+class Found:
+    """Bytes per parameter above idle: the worst of all peers."""
 
-    state: int
-    submission: int
-    log: int
-    result: int
-    full_after: int  # rounds until the log drops its first entry
-
-    @classmethod
-    def of(cls, manifest: Manifest, codec: str) -> Listed:
-        """The first entry of a log carries the parameters, each other one a result."""
-        n, result = manifest.elements, get_codec(codec).encoded_bytes(manifest.elements)
-        cap = log_cap_bytes(manifest)
-        kept = max(LOG_ENTRIES_MIN, cap // result)
-        with_first = 1 + max(LOG_ENTRIES_MIN - 1, (cap - 4 * n) // result)
-        return cls(16 * n, 4 * n, kept * result, result, max(kept, with_first) + 1)
-
-    @property
-    def bytes(self) -> int:
-        return self.state + self.submission + self.log + self.result
-
-    def __str__(self) -> str:
-        return (
-            f"state {self.state / MIB:.1f}, submission {self.submission / MIB:.1f}, log of"
-            f" {self.log // self.result} rounds {self.log / MIB:.1f}, result"
-            f" {self.result / MIB:.1f}, together {self.bytes / MIB:.1f} MiB"
-        )
+    first: float
+    rest: float
+    peak: float
+    trainer: float
 
 
 @dataclass
 class Watch:
-    """The least and the most that each daemon holds, as long as the block takes."""
+    """The least and the most that each process holds, in bytes."""
 
-    peers: list[Peer]
-    lowest: dict[str, int] = field(default_factory=dict)
-    highest: dict[str, int] = field(default_factory=dict)
+    run: Fleet
+    least: dict[str, int] = field(default_factory=dict)
+    most: dict[str, int] = field(default_factory=dict)
+    trainers: dict[str, int] = field(default_factory=dict)
 
     def __enter__(self) -> Watch:
         self._over = threading.Event()
@@ -139,38 +98,60 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        for peer in self.peers:
-            peak = mapped_peak_bytes(peer)
-            self.highest[peer.name] = max(self.highest[peer.name], peak)
+
+    def begin(self) -> None:
+        for seen in (self.least, self.most, self.trainers):
+            seen.clear()
 
     def _look(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            for peer in self.peers:
-                found = counted_bytes(peer)
-                self.lowest[peer.name] = min(found, self.lowest.get(peer.name, found))
-                self.highest[peer.name] = max(found, self.highest.get(peer.name, found))
+            for name, peer in self.run.peers.items():
+                held = held_bytes(peer, shares=True)
+                self.least[name] = min(held, self.least.get(name, held))
+                self.most[name] = max(held, self.most.get(name, held))
+            for name, trainer in list(self.run.trainers.items()):
+                with contextlib.suppress(OSError):  # it has not begun yet
+                    held = held_bytes(trainer, shares=False)
+                    self.trainers[name] = max(held, self.trainers.get(name, held))
 
 
-def counted_bytes(peer: Peer) -> int:
-    """Anonymous and file pages in memory, and each shared region once."""
-    said = Path(f"/proc/{peer.pid}/status").read_text()
-    maps = Path(f"/proc/{peer.pid}/maps").read_text()
-    regions = {found[3]: int(found[2], 16) - int(found[1], 16) for found in REGION.finditer(maps)}
-    return field_bytes(said, "RssAnon") + field_bytes(said, "RssFile") + sum(regions.values())
+def measured(elements: int, names: str, codec: str, rounds: int) -> Found:
+    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
+        run.form(names)
+        time.sleep(1.0)  # until links are up and nothing is under way
+        idle = {name: held_bytes(run.peers[name], shares=True) for name in names}
+        small = small_trainer_bytes(codec)
+        with Watch(run) as watch:
+            for name in names:
+                run.train(name, elements, inner_s=INNER_S, codec=codec)
+            reach(run, names, 3)
+            first = max(watch.most[name] - idle[name] for name in names)
+            watch.begin()
+            reach(run, names, 3 + rounds)
+            rest = max(watch.least[name] - idle[name] for name in names)
+            peak = max(watch.most[name] - idle[name] for name in names)
+            trainer = max(watch.trainers.values()) - small
+    return Found(*(each / elements for each in (first, rest, peak, trainer)))
 
 
-def mapped_peak_bytes(peer: Peer, *, reset: bool = False) -> int:
-    """The most that was ever mapped and in memory, since the last reset."""
-    found = field_bytes(Path(f"/proc/{peer.pid}/status").read_text(), "VmHWM")
-    if reset:
-        Path(f"/proc/{peer.pid}/clear_refs").write_text("5")
-    return found
+def small_trainer_bytes(codec: str) -> int:
+    """What the same trainer holds with a model of nothing."""
+    with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
+        run.up("a")
+        run.train("a", 1e3, inner_s=INNER_S, codec=codec)
+        reach(run, "a", 3)
+        return held_bytes(run.trainers["a"], shares=False)
 
 
-def field_bytes(said: str, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", said, re.MULTILINE)
-    assert found is not None, f"this kernel does not show {name}"
-    return int(found[1]) << 10
+def held_bytes(process: Process, *, shares: bool) -> int:
+    """Pss; regions that daemon and trainer share count whole, or, without ``shares``, not."""
+    total_bytes, is_region = 0, False
+    for line in Path(f"/proc/{process.pid}/smaps").read_text().splitlines():
+        if HEAD.match(line):
+            is_region = REGION in line
+        elif line.startswith("Rss:" if is_region else "Pss:") and (shares or not is_region):
+            total_bytes += int(line.split()[1]) << 10
+    return total_bytes
 
 
 def reach(run: Fleet, names: str, number: int) -> None:

@@ -41,7 +41,7 @@ class Checker:
         self.decisions = Decisions(self.views)
         self.submissions: dict[Contribution, float] = {}  # -> weight
         self.rollbacks: list[View] = []
-        self._operations: set[tuple[bytes, int]] = set()  # lineage and round
+        self._operations: set[bytes] = set()  # chains of committed rounds that change no state
         self.probation, self.least = 0, 1  # of the run's specification ...
         self.min_trainers = 1  # ... too, where the view has no number of its own
         self.asynchronous = False  # ... too: a round may be of fewer than have a trainer
@@ -54,7 +54,7 @@ class Checker:
         self._objects: dict[tuple[bytes, int, int, int], bytes] = {}  # what BEGIN carried
         self._said: dict[object, dict[int, ms.Ready]] = {}  # by whose memory it is (Host.memory)
         self._frozen: dict[object, tuple[bytes, int]] = {}
-        self.statements = Statements(self.views, self._history)
+        self.statements = Statements(self.views, self._history, self._operations)
 
     @property
     def latest(self) -> View:
@@ -80,28 +80,31 @@ class Checker:
                 self._survives(view, decided_in, number, chain)
 
     def _survives(self, view: View, decided_in: int, number: int, chain: bytes) -> None:
-        if self._rolled_back(view.lineage, decided_in, number, view.number):
+        if self._rolled_back(view.lineage, decided_in, (number, chain), view.number):
             return
         lost = view.base_round < number
         assert not lost, f"invariant 5: view {view.number} forgets committed round {number}"
         if view.base_round == number:
             assert view.base_chain == chain, f"invariant 5: view {view.number} rewrites {number}"
 
-    def _rolled_back(self, lineage: bytes, decided_in: int, number: int, until: int) -> bool:
+    def _rolled_back(
+        self, lineage: bytes, decided_in: int, place: tuple[int, bytes], until: int
+    ) -> bool:
         """Return whether a view up to this one took that round back.
 
         That is a flagged rollback, or one behind operations only, which nobody in it held
         (Statements).
         """
         return any(
-            (view.rollback and view.lineage == lineage) or self._forgets_operations(view, number)
+            (view.rollback and view.lineage == lineage) or self._forgets_operations(view, *place)
             for view in self.views.values()
-            if decided_in < view.number <= until and view.base_round < number
+            if decided_in < view.number <= until and view.base_round < place[0]
         )
 
-    def _forgets_operations(self, view: View, number: int) -> bool:
-        between = range(view.base_round + 1, number + 1)
-        return all((view.lineage, n) in self._operations for n in between)
+    def _forgets_operations(self, view: View, number: int, chain: bytes) -> bool:
+        while number > view.base_round and chain in self._operations:
+            number, chain = number - 1, self._history[chain][0]
+        return (number, chain) == (view.base_round, view.base_chain)
 
     # ------------------------------------------------------------ rounds
 
@@ -116,10 +119,10 @@ class Checker:
         """``lineage``: of the history that this peer continues with it."""
         begin, chain = entry.begin, entry.chain
         key = (lineage, begin.round)
-        if begin.operation is not None:
-            self._operations.add(key)
         known = self.commits.get(key)
-        if known is not None and self._rolled_back(lineage, known[0], begin.round, begin.view):
+        if known is not None and self._rolled_back(
+            lineage, known[0], (begin.round, known[1]), begin.view
+        ):
             known = None
         if known is None:
             self.commits[key] = (begin.view, chain)
@@ -156,6 +159,8 @@ class Checker:
             again = sorted(earlier & parts)
             assert not again, f"invariant 4: {again} counted again in round {begin.round}"
         self._history[entry.chain] = (entry.before, parts)
+        if begin.operation is not None:
+            self._operations.add(entry.chain)
         self.statements.applied(begin, entry.chain)
         before = list(self.truth.get(entry.before, ()))
         size = max(len(before), entry.first + len(entry.means))

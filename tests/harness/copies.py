@@ -185,7 +185,7 @@ class Copies:
         taken = task.asked.values()
         if not task.suspect and not task.chunks:
             following = self._entry(donor, host.state)
-            if following is not None:
+            if following is not None and not self._is_elsewhere(task, donor):
                 return None if ("entry", 0) in taken else ("entry", 0)
         if donor.state.round < task.round:
             return None  # it is behind itself
@@ -200,6 +200,11 @@ class Copies:
             if entry.round == state.round + 1 and entry.before == state.chain and state.round > 0:
                 return entry
         return None
+
+    def _is_elsewhere(self, task: Task, donor: Host) -> bool:
+        """Whether a donor's log leads to another state than the goal: what does not fold to the
+        goal's chain is not taken (atoll/peer/state_sync)."""
+        return any(e.round == task.round and e.chain != task.chain for e in donor.log)
 
     def _covers(self, donor: Host, number: int) -> bool:
         """Whether the donor's log reaches from that round to its state."""
@@ -220,7 +225,7 @@ class Copies:
 
     def _take_entry(self, host: Host, task: Task, donor: Host) -> bool:
         entry = self._entry(donor, host.state)
-        if entry is None:
+        if entry is None or self._is_elsewhere(task, donor):
             return False
         state = host.state.after(entry, self._world.chunks)
         host.log = [*host.log, entry][-self._world.log_rounds :]

@@ -4,7 +4,8 @@ The judge knows what every voter has really said and which rules the run was giv
 itself and asks no machine what it may do. Rules are those of design/membership.md:
 
 - a view without a quorum of the one before is a flagged fork, where the policy lets one be;
-- a view goes back behind what was committed only as a flagged rollback, where ``on_lost`` says so;
+- a view goes back behind what was committed only as a flagged rollback, where ``on_lost`` says so,
+  or behind operations alone, which change nothing;
 - the first view of a lineage is a founder's, or is decided by a quorum of those who were to found
   or resume the run together, on the highest position that one of them had;
 - a view keeps the bans of the one before, and a new one is believed by a quorum of that;
@@ -50,6 +51,7 @@ class Decisions:
         self._votes: dict[Place, dict[tuple[Ballot, bytes], set[tuple[bytes, int]]]] = {}
         self._promised: dict[tuple[Place, Ballot], set[bytes]] = {}
         self._attempts: dict[tuple[bytes, int, int], ms.Begin] = {}
+        self._latest: dict[tuple[bytes, int], ms.Begin] = {}  # of a lineage's round
         self._highest: dict[object, Ballot] = {}  # that anybody has promised in a view
         self._accepted: dict[object, tuple[Ballot, View]] = {}
         self._cradles: dict[bytes, View] = {}
@@ -185,6 +187,9 @@ class Decisions:
         known = self._attempts.setdefault((*place, begin.attempt), begin)
         text = f"invariant 2: {host.name} begins attempt {begin.attempt} twice, as {begin.round}"
         assert known == begin, text
+        latest = self._latest.setdefault((begin.lineage, begin.round), begin)
+        if (latest.view, latest.attempt) < (begin.view, begin.attempt):
+            self._latest[begin.lineage, begin.round] = begin
         if self._begun.get(host, (place, 0)) >= (place, begin.attempt) and host in self._begun:
             return
         self._begun[host] = place, begin.attempt
@@ -212,7 +217,9 @@ class Decisions:
         lineage = view.ancestors[-1] if view.fork else view.lineage
         before = self._views.get((lineage, view.number - 1))
         assert before is not None, f"invariant 8: view {view.number} follows no view"
-        hides = view.base_round < before.base_round and not view.rollback
+        between = range(view.base_round + 1, before.base_round + 1)
+        steps = [number for number in between if not self._is_operation(before, number)]
+        hides = bool(steps) and not view.rollback
         assert not hides, f"invariant 8: view {view.number} goes back in secret"
         ballots = self._ballots((lineage, before.number), view, before)
         self._bans(view, before)
@@ -223,6 +230,13 @@ class Decisions:
             self._forks(view, before, ballots)
         else:
             self._has_quorum(view, before, ballots)
+
+    def _is_operation(self, view: View, number: int) -> bool:
+        """Return whether what was begun last under that number changes no state."""
+        lineages = view.lineage, *reversed(view.ancestors)
+        found = (self._latest.get((lineage, number)) for lineage in lineages)
+        latest = next((begin for begin in found if begin is not None), None)
+        return latest is not None and latest.operation is not None
 
     def _bans(self, view: View, before: View) -> None:
         """None is forgotten; a new one is believed by a quorum."""

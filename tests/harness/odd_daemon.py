@@ -49,6 +49,7 @@ from atoll.peer.cli import main as cli
 from atoll.peer.daemon import daemon
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
+from atoll.peer.membership.view import View
 from atoll.peer.net.wire import encode
 from atoll.peer.relay import splicer
 from atoll.peer.rounds.entries import ROUNDS_IN_FLIGHT_MAX
@@ -114,17 +115,22 @@ class VotesTwice(Liar):
 
     def __init__(self, *arguments: Any) -> None:
         self._lied: set[bytes] = set()
+        self._proposals: dict[bytes, View] = {}  # by digest
         super().__init__(*arguments)
+
+    def on_message(self, peer: bytes, message: object) -> None:
+        if isinstance(message, ms.Accept):
+            self._proposals[message.proposal.digest] = message.proposal
+        super().on_message(peer, message)
 
     def _lie(self, peer: bytes, message: object) -> ms.Accepted | None:
         if not isinstance(message, ms.Accepted) or peer in self._lied:
             return None
-        election = self.node.election
-        vote = election.acceptor.accepted if election is not None else None
-        if vote is None or len(vote.proposal.members) != self.members:
+        proposal = self._proposals.get(message.digest)
+        if proposal is None or len(proposal.members) != self.members:
             return None
         self._lied.add(peer)
-        return replace(message, digest=replace(vote.proposal, base_chain=bytes(32)).digest)
+        return replace(message, digest=replace(proposal, base_chain=bytes(32)).digest)
 
 
 class Stays(daemon.Daemon):

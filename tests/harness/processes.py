@@ -343,4 +343,5 @@ def until(
             return found
         time.sleep(0.01)
     logs = "\n".join(f"--- {p.log.name}\n{p.text[-3000:]}" for p in watched)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}")
+    states = "\n".join(f"{p.name}: {p.try_status()}" for p in watched if isinstance(p, Peer))
+    raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{logs}\n{states}")

@@ -23,7 +23,7 @@ at the right moment. Here each word is compared with what is known about who say
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from atoll.peer.membership import events as ev
@@ -51,11 +51,17 @@ Chains = Mapping[bytes, tuple[bytes, object]]  # each with the one before it
 class Statements:
     """Part of the checker, which knows all views and the history of every chain."""
 
-    def __init__(self, views: Mapping[tuple[bytes, int], View], history: Chains) -> None:
+    def __init__(
+        self,
+        views: Mapping[tuple[bytes, int], View],
+        history: Chains,
+        operations: Collection[bytes],
+    ) -> None:
         self.keeps_nothing = False  # a robust rule, or an audit: no word about a chunk is believed
         self.bad_memory = False  # somebody's bytes have come out wrong, at any time
         self._views = views
         self._history = history
+        self._operations = operations  # chains of rounds that change no state
         self._ready: dict[Attempt, dict[tuple[bytes, int], bytes]] = {}  # who (life) -> root
         self._committed: set[Attempt] = set()
         self._begun: dict[Attempt, int] = {}  # with how often it had stalled
@@ -66,7 +72,7 @@ class Statements:
         self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
         self._own_promise: dict[Host, ms.Promise] = {}  # the last of a candidate to itself
         self._made_in: dict[bytes, tuple[bytes, int]] = {}  # chain -> lineage and view of its BEGIN
-        self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the base, not yet applied
+        self._pending: dict[bytes, list[tuple[View, View]]] = {}  # by the later base
 
     # ------------------------------------------------------------ what is said
 
@@ -309,7 +315,8 @@ class Statements:
         if before is None or view.rollback or view.fork or view.number == 1:
             return
         if not self._builds_on(view, before):
-            self._pending.setdefault(view.base_chain, []).append((view, before))
+            last = max((before.base_round, before.base_chain), (view.base_round, view.base_chain))
+            self._pending.setdefault(last[1], []).append((view, before))
 
     def applied(self, begin: ms.Begin, chain: bytes) -> None:
         """The first time that anybody applies a round."""
@@ -329,15 +336,20 @@ class Statements:
     def _is_of(self, view: View, position: tuple[int, bytes]) -> bool | None:
         """Return whether all rounds from a view's base to there were begun in it.
 
-        What was taken back in a rollback is on the same history, and was not. None if that is not
-        known yet.
+        What was taken back in a rollback is on the same history, and was not. A position before
+        the base is of it where there are only operations between. None if that is not known yet.
         """
-        number, chain = position
-        while number > view.base_round:
+        (number, chain), (base, base_chain) = position, (view.base_round, view.base_chain)
+        while base > number:
+            if base_chain not in self._history:
+                return None
+            if base_chain not in self._operations:
+                return False
+            base, base_chain = base - 1, self._history[base_chain][0]
+        while number > base:
             if chain not in self._history:
                 return None
             if self._made_in.get(chain) != (view.lineage, view.number):
                 return False
             number, chain = number - 1, self._history[chain][0]
-        # Before the first round there is nothing.
-        return number == view.base_round and (number == 0 or chain == view.base_chain)
+        return number == 0 or chain == base_chain  # before the first round there is nothing

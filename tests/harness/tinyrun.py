@@ -62,6 +62,7 @@ class TinyRun:
         self.log = RoundLog(log_bytes)
         self.chain = genesis_chain(lineage)
         self.after: dict[int, tuple[bytes, bytes]] = {}
+        self.chain_after: dict[int, bytes] = {}
         self._random = np.random.default_rng(seed)
         self.commit()
 
@@ -91,6 +92,7 @@ class TinyRun:
         state.apply(head, result)
         self.log.append(head, result, state.digest)
         self.after[number] = (state.theta.tobytes(), state.momentum.tobytes())
+        self.chain_after[number] = self.chain
         return number
 
     def _origin(self, number: int) -> EntryOrigin:
@@ -125,6 +127,7 @@ class TinyRun:
         state.apply(head, nothing)
         self.log.append(head, nothing, state.digest)
         self.after[number] = self.after[number - 1]
+        self.chain_after[number] = self.chain
         return number
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from atoll.collectives.codecs import F32
 from atoll.optim.manifest import Manifest
+from atoll.optim.pseudo_gradient import Writer
 from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.flat_vectors import vector_of
 from atoll.peer.client.session import Reduced
@@ -63,14 +64,17 @@ class OutsideSession:
         frozen: str = "refuse",
     ) -> None:
         self._fragments = spec.fragments
+        ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
+        bounds = manifest.grid.bounds
+        self._parts = [slice(bounds(first)[0], bounds(end - 1)[1]) for first, end in ranges]
         self._region, self._theta = outside(manifest.elements), outside(manifest.elements)
         self._published: dict[str, tuple[int, F32]] = {}
         self._submitted = 0
         initial(self._theta)
         self.round = 1
 
-    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
-        fill(self._region)
+    def submit(self, write: Writer, weight: float, fragment: int = 0) -> None:
+        write(self._region[self._parts[fragment]], self._parts[fragment].start)
         self._submitted += 1
 
     def wait(self, fragment: int = 0) -> Outcome:

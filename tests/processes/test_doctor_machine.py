@@ -150,9 +150,9 @@ def test_too_little_memory_for_a_model(tmp_path: Path) -> None:
     large = examine(tmp_path, "--params", "1B", prefix=prefix)
     assert (large.code, large.with_status("fail")) == (UNFIT, ["memory"])
     assert large["memory"]["value"] == 2_000_000 * 1024
-    tight = examine(tmp_path, "--params", "50M", prefix=prefix)
+    tight = examine(tmp_path, "--params", "100M", prefix=prefix)
     assert (tight.code, tight["memory"]["status"]) == (0, "warn"), "the CPU trains, too"
-    on_gpu = examine(tmp_path, "--params", "50M", prefix=prefix, torch=torch_that(tmp_path, GPU))
+    on_gpu = examine(tmp_path, "--params", "100M", prefix=prefix, torch=torch_that(tmp_path, GPU))
     assert (on_gpu.code, on_gpu["memory"]["status"]) == (0, "ok")
 
 

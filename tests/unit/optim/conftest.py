@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from atoll.collectives.codecs import get_codec
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer_step import outer_step
-from atoll.optim.pseudo_gradient import delta_source
+from atoll.optim.pseudo_gradient import Writer, delta_source
 from atoll.optim.run_spec import RunSpec, check_same
 from atoll.peer.client.trainer_channel import Members, Outcome
 
@@ -118,9 +118,9 @@ class LocalSession:
                 self._run.found(spec, manifest, initial)
         check_same((spec, manifest), (self._run.spec, self._run.manifest), "test", frozen)
 
-    def submit(self, fill: Callable[[F32], None], weight: float, fragment: int = 0) -> None:
+    def submit(self, write: Writer, weight: float, fragment: int = 0) -> None:
         region = np.full(self._run.theta.size, np.nan, np.float32)
-        fill(region)
+        write(region, 0)
         with self._run.changed:
             self._run.submitted[self._index] = region, weight
             if len(self._run.submitted) == len(self._run.sessions):

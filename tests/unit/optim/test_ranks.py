@@ -153,5 +153,5 @@ def test_nothing_but_the_difference_is_ever_written() -> None:
     model = np.empty(15, np.float32)
     vector.write(model)
     expected = base - model
-    vector.write_delta(base, base)
+    vector.write_delta(base, base, 0)
     assert np.array_equal(base, expected)

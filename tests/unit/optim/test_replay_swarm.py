@@ -63,7 +63,7 @@ def trained(
 
         def remembered(fill: Any, weight: float, fragment: int = 0) -> None:
             ends.append(np.zeros(outer.manifest.elements, np.float32))
-            fill(ends[-1])
+            fill(ends[-1], 0)
             told.append(outer.recorder.commitment())
             submit(fill, weight, fragment)
 

@@ -341,10 +341,10 @@ def test_steps_that_are_not_kept_do_not_count_and_are_not_shown() -> None:
     trainer, session = Trainer(), Session()
     trainer.take_round()
     found = validator(trainer, session)
-    found.submit(lambda flat: None, 3.0)
+    found.submit(lambda out, lo: None, 3.0)
     assert session.steps == [(3.0, trainer.work())]
     trainer.recorder.begin(trainer.round, 0)
-    found.submit(lambda flat: None, 3.0)
+    found.submit(lambda out, lo: None, 3.0)
     assert session.steps[1:] == [(0.0, b"")]
     session.open = [replace(drawn(trainer, 0, own=True), work=b"w" * 32)]
     found.round_over(Outcome("missed", trainer.round, 0.0))

@@ -181,7 +181,7 @@ def test_wrong_use_is_an_error() -> None:
     with pytest.raises(CodecError, match="NaN or Inf"):
         Swarm(2).run(diverges)
     with pytest.raises(SessionError, match="before attach"):
-        Swarm(1).run(lambda session: session.submit(lambda flat: None, 1.0))
+        Swarm(1).run(lambda session: session.submit(lambda out, lo: None, 1.0))
 
 
 # ---------------------------------------------------------------- collectives of one's own

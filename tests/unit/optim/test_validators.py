@@ -32,7 +32,7 @@ class Drawing:
 
     def submit(self, fill: Any, weight: float, fragment: int = 0, steps: bytes = b"") -> None:
         self.steps.append((weight, steps))
-        self._other.submit(lambda out: np.copyto(out, 0.5), 1.0)
+        self._other.submit(lambda out, lo: np.copyto(out, 0.5), 1.0)
         self._session.submit(fill, weight)
 
     def validations(self) -> list[Any]:

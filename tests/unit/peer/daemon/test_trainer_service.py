@@ -15,6 +15,7 @@ from harness.tinyrun import TinyRun
 
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.pseudo_gradient import submission_floats
 from atoll.peer.client.shared_memory import Region
 from atoll.peer.daemon.event_log import EventLog
 from atoll.peer.daemon.ipc_server import IpcServer
@@ -91,11 +92,43 @@ def test_rows_have_the_totals_of_the_method_where_a_script_reports_its_own_besid
 def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> None:
     """Another state may well have come to the same generation."""
     valid = service_of(run, []).handlers()["valid"]
-    _, buffer, generation = run.state.position
-    now = {"serial": run.state.serial, "buffer": buffer, "generation": generation}
+    generation = run.state.generation
+    now = {"serial": run.state.serial, "generation": generation}
     assert asyncio.run(valid(CLIENT, now))
     assert not asyncio.run(valid(CLIENT, now | {"serial": run.state.serial - 1}))
     assert not asyncio.run(valid(CLIENT, now | {"generation": generation - 1}))
+
+
+def test_a_submission_from_parameters_of_before_is_not_taken_in(run: TinyRun) -> None:
+    """It is a difference from what the run has no more: the trainer makes it again."""
+    fed: list[ev.Event] = []
+    trainers = service_of(run, fed)
+    follower = trainers._node.follower
+    follower.submissions, follower.epoch = {}, 3
+    region = Region("submission", submission_floats(run.spec, run.manifest))
+    trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1, region=region, in_step=True)
+    trainers.trainer = trainer
+    trainer.initial = Region("initial", 4)
+    submit, replica = trainers.handlers()["submit"], trainers._executor.replica
+    base = asyncio.run(trainers.handlers()["base"](CLIENT, {"fragment": 0}))
+    assert base == (run.state.serial, run.state.mark_of(0))
+    said = {"weight": 1.0, "fragment": 0, "epoch": 3, "call": 1}
+    run.commit()
+    now = asyncio.run(submit(CLIENT, said | {"base": base}))
+    assert now == (run.state.serial, run.state.mark_of(0)) != base
+    assert (fed, replica.encoded) == ([], None)
+
+    def take(event: ev.Event) -> None:
+        fed.append(event)
+        follower.submissions[0] = event
+
+    trainers._feed = take
+    assert asyncio.run(submit(CLIENT, said | {"base": now})) is None
+    assert fed == [ev.Submitted(follower.round, 3, 1.0, 0)]
+    assert replica.encoded is not None
+    assert replica.encoded.nbytes == region.floats.nbytes
+    assert trainer.initial is None  # the run has begun
+    region.close()
 
 
 def test_a_trainer_of_another_model_is_let_go_of_entirely(run: TinyRun) -> None:

@@ -254,10 +254,7 @@ def test_a_mean_moves_only_the_chunks_that_have_our_part(
     scenario(tmp_path, "abcd", play)
 
 
-@pytest.mark.parametrize("how", ["undo", "adopt"])
-def test_who_loads_another_state_begins_without_memory_and_says_so_once(
-    tmp_path: Path, how: str
-) -> None:
+def test_who_loads_another_state_begins_without_memory_and_says_so_once(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS, **SPARSE)  # type: ignore[arg-type]
         [site] = sites
@@ -266,11 +263,8 @@ def test_who_loads_another_state_begins_without_memory_and_says_so_once(
             await whole_round(sites, begin_of(sites, 1, number))
         assert kept_of(site).any()
         for _ in range(2):
-            if how == "undo":
-                site.carry_out(ev.Undo(2, CHAIN))
-            else:
-                site.executor.adopt(site.state, 3, CHAIN)
-            await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp | ev.CatchUpFailed))
+            site.executor.adopt(site.state, 3, CHAIN)
+            await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp))
         assert not kept_of(site).any()
         said = [line for line in site.logs if "error feedback forgets" in line]
         assert len(said) == 1

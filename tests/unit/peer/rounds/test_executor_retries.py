@@ -19,6 +19,7 @@ from harness.runner_sites import (
 )
 
 from atoll.collectives.digests import strong_digest
+from atoll.optim.pseudo_gradient import encode_submission, submission_floats
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.kept_chunks import Kept, pack_kept
 from atoll.peer.membership.messages import STEP, Begin, EntryOrigin
@@ -304,49 +305,38 @@ def test_the_end_of_one_round_leaves_the_others_alone(tmp_path: Path) -> None:
     scenario(tmp_path, "abc", play)
 
 
-def test_the_last_commit_can_be_undone_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_what_was_encoded_before_gives_the_same_bytes_in_every_attempt(
+    tmp_path: Path, fragments: int
+) -> None:
+    """In a butterfly, where even one's own part counts as the others decode it."""
+
     async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS)
-        [site] = sites
-        digest = site.state.digest
-        begin = begin_of(sites, 1)
-        site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: site.reduced(1))
-        site.carry_out(ev.Apply(begin, CHAIN))
-        await eventually(lambda: site.applied(2))
-        assert site.executor.digests == {2: site.state.digest.hex()}
-        for number in (1, 0):
-            site.carry_out(ev.Undo(number, CHAIN))
-        await eventually(lambda: isinstance(site.fed[-1], ev.CatchUpFailed))
-        assert site.fed[-2] == ev.CaughtUp(1, b"c" * 32, digest)
-        assert (site.state.round, site.state.digest) == (1, digest)
-        assert site.executor.replica.log.head(2) is None
-        site.carry_out(ev.Reduce(begin_of(sites, 2)))
-        await eventually(lambda: site.reduced(2))
-        site.carry_out(ev.Undo(1, CHAIN))
-        site.carry_out(ev.Reduce(begin_of(sites, 3)))  # decided before it is undone
-        await eventually(lambda: site.reduced(3))
+        prepare(sites, ELEMENTS, fragments=fragments)
+        begin = fragment_begin(sites, 2, 0)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        expected = sites[0].reduced(1)
+        for site in sites:
+            spec, manifest, inputs = site.state.spec, site.state.manifest, site.inputs
+            encoded = np.empty(4 * submission_floats(spec, manifest), np.uint8)
 
-    scenario(tmp_path, "a", play)
+            def write(out: np.ndarray, lo: int, values: np.ndarray = inputs) -> None:
+                np.copyto(out, values[lo : lo + out.size])
 
+            encode_submission(spec, manifest, site.state.theta, write, 0, encoded)
+            site.executor.replica.encoded, site.executor.replica.inputs = encoded, None
+        for attempt in (2, 3):
+            again = fragment_begin(sites, 2, 0, attempt=attempt)
+            for site in sites:
+                site.carry_out(ev.Abort(2, attempt - 1))
+                site.carry_out(ev.Reduce(again))
+            await eventually(lambda: all(site.reduced(attempt) for site in sites))  # noqa: B023
+            roots = {site.reduced(attempt) for site in sites}
+            assert roots == {expected}
 
-def test_an_undo_ends_the_catch_up_that_it_makes_needless(tmp_path: Path) -> None:
-    async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS)
-        [site] = sites
-        begin = begin_of(sites, 1)
-        site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: site.reduced(1))
-        site.carry_out(ev.Apply(begin, CHAIN))
-        site.carry_out(ev.StartSync(ev.Goal(5, b"5" * 32, b"", ())))
-        await eventually(lambda: site.executor.sync.is_working)
-        assert not site.executor.donor.is_open
-        site.carry_out(ev.Undo(1, CHAIN))
-        await eventually(lambda: isinstance(site.fed[-1], ev.CaughtUp))
-        assert not site.executor.sync.is_working
-        assert site.executor.donor.is_open
-
-    scenario(tmp_path, "a", play)
+    scenario(tmp_path, "abc", play)
 
 
 def test_orders_that_were_overtaken_do_nothing(tmp_path: Path) -> None:

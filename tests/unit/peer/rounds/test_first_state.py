@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from harness.runner_sites import LINEAGE, Site, eventually, run_blob, scenario
+import pytest
+from harness.runner_sites import LINEAGE, PATIENCE_S, Site, eventually, run_blob, scenario
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import handed_on
@@ -55,5 +56,33 @@ def test_of_two_the_other_one_gets_them(tmp_path: Path) -> None:
             site.carry_out(ev.Reduce(begin))
         await eventually(lambda: all(site.reduced(1) for site in sites))
         assert sites[0].reduced(1) == sites[1].reduced(1)
+
+    scenario(tmp_path, "ab", play)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_they_are_received_where_they_belong_unless_somebody_still_reads_them(
+    tmp_path: Path, is_read: bool
+) -> None:
+    """What is read must not change with the next commit; no log keeps them then."""
+
+    async def play(sites: list[Site]) -> None:
+        begin = begin_for(sites, giver=0)
+        sites[0].executor.replica.inputs = np.arange(ELEMENTS, dtype=np.float32)
+        for site in sites:
+            site.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(site.reduced(1) for site in sites))
+        run = sites[1].executor.attempts.at(1, 1)
+        assert run is not None
+        assert run.settled(PATIENCE_S)
+        run.lent = is_read
+        received = run.result.array
+        sites[1].carry_out(ev.Apply(begin, b"c" * 32))
+        await eventually(lambda: isinstance(sites[1].fed[-1], ev.Applied))
+        state, log = sites[1].state, sites[1].executor.replica.log
+        assert np.may_share_memory(received, state.theta) == (not is_read)
+        assert (log.encoded(1) is None) == (not is_read)
+        np.testing.assert_array_equal(state.theta, np.arange(ELEMENTS, dtype=np.float32))
+        assert not state.momentum.any()
 
     scenario(tmp_path, "ab", play)

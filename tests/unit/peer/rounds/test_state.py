@@ -20,9 +20,16 @@ from harness.plainstate import (
 )
 
 from atoll.collectives.digests import strong_digest
-from atoll.collectives.errors import StateError
+from atoll.collectives.errors import CodecError, StateError
+from atoll.peer.rounds import state as module
 from atoll.peer.rounds.entries import GATHER, INIT, EntryHead
-from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, U8, ReplicatedState, StateLoad
+from atoll.peer.rounds.state import (
+    CHUNK_COPY_BYTES_MAX,
+    U8,
+    ChunkCopy,
+    ReplicatedState,
+    StateLoad,
+)
 
 _made: list[ReplicatedState] = []
 
@@ -87,20 +94,20 @@ def test_a_reader_always_gets_a_chunk_of_the_round_that_it_names():
 
 
 def torn(state: ReplicatedState, times: int) -> None:
-    """The next ``times`` copies see the parameters before two commits, the momentum after them."""
+    """The next ``times`` copies see the parameters before a commit, the momentum after it."""
     parts = state._buffers.parts
     left = times
 
-    def interrupted(chunk: int, buffer: int) -> tuple[U8, U8]:
+    def interrupted(chunk: int) -> tuple[U8, U8]:
         nonlocal left
         if threading.current_thread() is not reading or left == 0:
-            return parts(chunk, buffer)
+            return parts(chunk)
         left -= 1
-        theta = parts(chunk, buffer)[0].copy()
-        other = threading.Thread(target=lambda: (commit(state), commit(state)))
+        theta = parts(chunk)[0].copy()
+        other = threading.Thread(target=commit, args=(state,))
         other.start()
         other.join()
-        return theta, parts(chunk, buffer)[1]
+        return theta, parts(chunk)[1]
 
     reading = threading.current_thread()
     state._buffers.parts = interrupted  # type: ignore[method-assign]
@@ -112,7 +119,7 @@ def test_a_torn_copy_is_made_again():
     torn(state, 3)
     out = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
     copy = state.read_chunk(4, out)
-    assert copy.round == 8
+    assert copy.round == 5
     assert strong_digest(out[: copy.nbytes]) == copy.leaf
     check_proof(state.blob, 4, copy.leaf, copy.proof, state.digest)
 
@@ -125,19 +132,53 @@ def test_a_reader_that_never_gets_a_whole_copy_is_told():
         state.read_chunk(0, memoryview(bytearray(CHUNK_COPY_BYTES_MAX)))
 
 
-def test_what_is_undone_is_not_valid_any_more():
+def test_a_reader_waits_for_the_commit_that_is_changing_its_chunk():
+    state = founded(2)
+    half, go_on = threading.Event(), threading.Event()
+
+    def pause(nbytes: int) -> None:
+        half.set()
+        go_on.wait(10.0)
+
+    first, other = state.chunks_of(0)[0], state.chunks_of(1)[0]
+    before = state.generation
+    encoded = encode("int8", vector(1), range(*state.chunks_of(0)))
+    committing = threading.Thread(target=state.apply, args=(head_of(2), encoded, pause))
+    committing.start()
+    assert half.wait(10.0)
+    assert state.is_changing
+    assert state.generation == before + 1
+    copies: list[ChunkCopy] = []
+    out = memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
+    reading = threading.Thread(target=lambda: copies.append(state.read_chunk(first, out)))
+    reading.start()
+    untouched = state.read_chunk(other, memoryview(bytearray(CHUNK_COPY_BYTES_MAX)))
+    assert untouched.round == 1  # of the other fragment, so nobody waits
+    assert not copies
+    go_on.set()
+    committing.join()
+    reading.join()
+    assert copies[0].round == 2
+    assert strong_digest(out[: copies[0].nbytes]) == copies[0].leaf == state.leaves[first]
+    assert (state.is_changing, state.generation) == (False, before + 2)
+
+
+def test_a_state_that_a_commit_has_torn_is_read_by_nobody(monkeypatch: pytest.MonkeyPatch):
     state = founded()
-    commit(state)
-    number, buffer, generation = state.position
-    assert (number, state.generation[buffer]) == (2, generation)
-    assert state.undo()
-    assert state.generation[buffer] != generation
-    number, buffer, generation = state.position
-    assert (number, state.generation[buffer]) == (1, generation)
-    commit(state)
-    assert state.generation[buffer] == generation  # the buffer of round 1 is still whole
-    commit(state)
-    assert state.generation[buffer] != generation
+    encoded = encode("int8", vector(1), range(GRID.count))
+    encoded[-4:] = 255
+    encoded[-GRID.size(GRID.count - 1) - 4 :][:4] = 255  # a NaN as the last chunk's scale
+    with pytest.raises(CodecError):
+        state.apply(head_of(2), encoded)
+    monkeypatch.setattr(module, "COMMIT_WAIT_S", 0.01)
+    with pytest.raises(StateError, match="does not end"):
+        state.read_chunk(0, memoryview(bytearray(CHUNK_COPY_BYTES_MAX)))
+    load = StateLoad(state)  # a load mends it
+    other = founded()
+    for chunk in range(GRID.count):
+        load.put(chunk, 1, read_bytes(other, chunk))
+    load.finish(1, other.digest)
+    assert state.read_chunk(0, memoryview(bytearray(CHUNK_COPY_BYTES_MAX))).round == 1
 
 
 def test_the_source_of_a_reduction_does_not_see_commits_of_other_fragments():
@@ -157,23 +198,13 @@ def test_the_source_of_a_reduction_does_not_see_commits_of_other_fragments():
 # ---------------------------------------------------------------- what is refused
 
 
-def test_a_void_state_cannot_be_read_or_undone():
+def test_a_void_state_cannot_be_read():
     state = void()
     assert (state.digest, state.root, state.leaves, state.round) == (b"", b"", (), 0)
-    assert not state.undo()
     with pytest.raises(StateError, match="no state"):
         state.read_chunk(0, memoryview(bytearray(CHUNK_COPY_BYTES_MAX)))
     with pytest.raises(StateError, match="no state"):
         StateLoad(state).keep(0, 1)
-
-
-def test_init_can_be_undone():
-    state = founded()
-    digest = state.digest
-    assert state.undo()
-    assert (state.digest, state.round) == (b"", 0)
-    initialise(state, vector(0))
-    assert state.digest == digest
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -198,7 +229,8 @@ def test_an_entry_of_another_size_is_refused_and_nothing_lost():
     commit(state)
     with pytest.raises(StateError, match="bytes"):
         state.apply(head_of(3, 1), encode("int8", vector(1), range(GRID.count)))
-    assert state.undo()
+    assert not state.is_changing
+    commit(state, 1)
 
 
 def test_too_little_memory_for_a_chunk_is_refused():
@@ -233,16 +265,17 @@ def test_a_load_refuses_what_does_not_fit():
 def test_a_load_with_another_digest_is_not_taken_and_can_be_mended():
     state = founded()
     good = [bytes(read_bytes(state, chunk)) for chunk in range(GRID.count)]
-    before = state.position
+    before = state.place, state.serial
     load = StateLoad(state)
     for chunk in range(GRID.count):
         load.put(chunk, 1, good[chunk] if chunk != 3 else bytes(len(good[chunk])))
     with pytest.raises(StateError, match=f"not {state.digest.hex()[:16]}"):
         load.finish(1, state.digest)
-    assert state.position == before
+    assert (state.place, state.serial) == before
     load.put(3, 1, good[3])
     load.finish(1, state.digest)
-    assert state.current != before[1]
+    assert state.place == before[0]
+    assert state.serial != before[1]  # a trainer has to map it anew
 
 
 def read_bytes(state: ReplicatedState, chunk: int) -> memoryview:
@@ -283,18 +316,18 @@ def test_a_commit_and_a_newer_load_end_a_load():
     with pytest.raises(StateError, match="given up"):
         second.finish(1)
     assert state.digest == digest
-    assert state.undo()
 
 
 def test_operations_are_taken_back_with_the_same_bytes():
     state = founded()
     commit(state)
     digest = state.digest
-    number, buffer, generation = state.position
+    place, generation = state.place, state.generation
+    number = state.round
     for after in (number + 1, number + 2):
         head = EntryHead(after, GATHER, 0, (), b"", bytes(32), bytes(32), b"")
         state.apply(head, np.empty(0, np.uint8))
     state.rename(number)
-    assert state.position == (number, buffer, generation)
+    assert (state.place, state.generation) == (place, generation)
     assert state.digest == digest
     commit(state)
