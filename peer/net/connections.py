@@ -140,6 +140,7 @@ class ConnectionManager:
         self._links: dict[bytes, ControlLink] = {}
         self._met: dict[str, None] = {}  # ips of peers that had a link, the latest last
         self._standby: dict[bytes, ControlLink] = {}  # through another relay than the first
+        self._down_due: dict[bytes, str] = {}  # dropped links whose end is to be reported, and why
         self._leaving: set[ControlLink] = set()  # superseded or dropped, not yet ended
         self._closing = False
         self._loop = asyncio.get_running_loop()
@@ -210,7 +211,8 @@ class ConnectionManager:
             self._streams.forget(peer_id)
             self._retire(link)
             link.close()
-            asyncio.get_running_loop().call_soon(self._report_down, peer_id, why)
+            self._down_due[peer_id] = why  # not now: whoever drops it may be in the machine
+            asyncio.get_running_loop().call_soon(self._report_due, peer_id)
 
     def link_peers(self) -> tuple[bytes, ...]:
         """Return the peers with a control link, sorted."""
@@ -672,6 +674,9 @@ class ConnectionManager:
             else:
                 old.drain()
         if old is None or old.hello.life != life:
+            self._report_due(
+                peer_id
+            )  # else the end of the one before would seem to be that of this
             self._daemon.on_up(peer_id, link.hello.address, link.hello.inc)
         return True
 
@@ -734,6 +739,12 @@ class ConnectionManager:
         self._links[peer_id] = second
         self.log(f"relay {short(second.relay)} carries the connection to {short(peer_id)} now")
         self._daemon.on_up(peer_id, second.hello.address, second.hello.inc)
+
+    def _report_due(self, peer_id: bytes) -> None:
+        """Report the end of a link that was dropped, once, and before there is another one."""
+        why = self._down_due.pop(peer_id, None)
+        if why is not None:
+            self._report_down(peer_id, why)
 
     def _report_down(self, peer_id: bytes, why: str) -> None:
         if not self._closing:

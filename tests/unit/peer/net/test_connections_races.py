@@ -151,3 +151,29 @@ def test_a_newer_life_takes_the_place_of_the_older(net: Net) -> None:
         await again.until(lambda: again.messages)
 
     net.run(scenario())
+
+
+def test_a_link_that_is_dropped_is_down_before_the_next_one_is_up(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the end of the first would seem to be that of the second, which nobody would use."""
+
+    async def scenario() -> None:
+        a, b = await net.linked()
+        install, before = a.host._install, list[tuple[bytes, str]]()
+        a.on_up = lambda peer_id: before.extend(a.downs)
+
+        def drops_first(link: connections.ControlLink) -> bool:
+            a.host.drop(b.id, "renewed")  # in the same turn of the loop
+            return install(link)
+
+        monkeypatch.setattr(a.host, "_install", drops_first)
+        del b.host._links[a.id]
+        await b.host.dial(a.address)
+        await a.until(lambda: len(a.ups) == 2)
+        await settled(a)
+        await asyncio.sleep(0)
+        assert a.downs == before == [(b.id, "renewed")]
+        assert a.host.link_peers() == (b.id,)
+
+    net.run(scenario())
