@@ -42,6 +42,8 @@ from atoll.peer.rounds.state import Floats, ReplicatedState
 from atoll.peer.telemetry.rows import is_figure
 
 EXCHANGES_MAX = 16  # buffers of one trainer for collectives, each of twice a vector's size
+# A round that is committed is applied before a submission is compared with it: so long, so often.
+APPLY_WAIT_S, APPLY_POLL_S = 5.0, 0.002
 METRICS_MAX = 32  # figures that a trainer may show in the status ...
 NAME_CHARACTERS_MAX = 64  # ... and the length of their names
 TOTALS = ("steps", "tokens")  # which methods count by themselves
@@ -332,13 +334,23 @@ class TrainerService:
 
     async def _base(self, client: bytes, arguments: dict[str, Any]) -> tuple[int, int]:
         """Return what tells the run's parameters of a fragment from later ones: see ``_submit``."""
-        trainer, state = self.known(client), self._executor.state
-        fragment = int(arguments["fragment"])
+        trainer, fragment = self.known(client), int(arguments["fragment"])
+        until_s = time.monotonic() + APPLY_WAIT_S
+        while self._has_to_apply() and time.monotonic() < until_s:  # noqa: ASYNC110  # a thread does it
+            await asyncio.sleep(APPLY_POLL_S)
+        state = self._executor.state
         if state is None or not 0 <= fragment < trainer.spec.fragments:
             raise SessionError("the run has no state yet, or no such fragment")
-        if state.mark_of(fragment) % 2:
+        while state.mark_of(fragment) % 2:
             await asyncio.to_thread(state.wait_complete)
+        if self.known(client) is not trainer:
+            raise SessionError("this trainer has ended meanwhile")
         return state.serial, state.mark_of(fragment)
+
+    def _has_to_apply(self) -> bool:
+        """Return whether a committed round waits for its outer step."""
+        own, state = self._node.follower, self._executor.state
+        return state is not None and not own.unsynced and state.round < own.round
 
     async def _submit(self, client: bytes, arguments: dict[str, Any]) -> tuple[int, int] | None:
         """Take a submission in.
@@ -354,13 +366,13 @@ class TrainerService:
             raise ConfigError(f"fragment {fragment} of a run that has {trainer.spec.fragments}")
         if not 0 <= weight <= WEIGHT_MAX:
             raise ConfigError(f"a submission's weight is 0 to {WEIGHT_MAX:g}, not {weight}")
-        trainer.awaiting[fragment] = int(arguments["call"])
-        self._submitted_s[fragment] = time.monotonic()
-        self._note_since(trainer, fragment, arguments.get("since"))
         self.note_figures(trainer, arguments.get("figures", {}))
         base = arguments.get("base")
         if base is not None and tuple(base) != (now := await self._base(client, arguments)):
             return now
+        trainer.awaiting[fragment] = int(arguments["call"])
+        self._submitted_s[fragment] = time.monotonic()
+        self._note_since(trainer, fragment, arguments.get("since"))
         was_counted = self._was_counted(trainer, fragment)
         if was_counted:
             return None
@@ -463,7 +475,7 @@ class TrainerService:
         state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
-        if state.is_changing:
+        while state.is_changing:  # the next commit may follow at once
             await asyncio.to_thread(state.wait_complete)
         generation, round_number = state.generation, state.round  # in this order
         return {
@@ -487,6 +499,7 @@ class TrainerService:
             state is not None
             and state.serial == arguments["serial"]  # else the numbers are another state's
             and state.generation == arguments["generation"]
+            and arguments["generation"] % 2 == 0  # else a commit was under way all the while
         )
 
     def submitted_s(self, fragment: int) -> float | None:

@@ -68,8 +68,8 @@ class Replica:
 
     log: RoundLog
     state: ReplicatedState | None = None
-    # The region whose submission the membership machine has accepted last. It is not cleared:
-    # whether an attempt may read it is the machine's decision.
+    # The region whose submission the membership machine has accepted last. It is not cleared by
+    # rounds: whether an attempt may read it is the machine's decision.
     inputs: F32 | None = None
     encoded: U8 | None = None  # in place of it, where it was encoded when it was handed over
     steps: bytes = b""  # what its trainer has committed to of the local steps that led to them
@@ -586,6 +586,10 @@ class AttemptTable:
             initial = None
         else:
             result = before.result
+        if initial is not None and (
+            initial.blob != begin.blob or not np.may_share_memory(result.array, initial.theta)
+        ):
+            initial = None  # another trainer's offer
         if before is not None:
             self._forget(before)
         run = AttemptRun(self._peer, begin, result, kept, begun_s, rule=rule, terms=terms)

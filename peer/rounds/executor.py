@@ -39,6 +39,7 @@ from atoll.peer.rounds.entries import (
     OPERATIONS,
     REDUCE,
     ROUNDS_IN_FLIGHT_MAX,
+    STEP,
     EntryHead,
 )
 from atoll.peer.rounds.log import RoundLog
@@ -204,16 +205,30 @@ class RoundExecutor:
         """
         number = ready.run.round
         run = self.attempts.at(number, ready.run.attempt)
+        logged = self._logged(number, ready.run.root)  # which lends it, if it is there already
         if run is None or run.root != ready.run.root:
-            head = self.replica.log.head(number)
-            same = head is not None and head.root == ready.run.root
-            yield self.replica.log.encoded(number) if same else None
+            yield logged
             return
         run.saving = True
         try:
             yield run.result.array
         finally:
             run.saving = False
+
+    def _logged(self, number: int, root: bytes) -> U8 | None:
+        """Return R of a round that is committed, if this was its root; it may be on the disk only.
+
+        That is where an earlier attempt has had the same result.
+        """
+        log, state = self.replica.log, self.state
+        head = log.head(number)
+        if head is None or head.root != root or state is None:
+            return None
+        encoded = log.encoded(number)
+        if encoded is None and head.kind == STEP:
+            part = log.part(number, 0, state.layout(head).total_bytes)
+            encoded = np.frombuffer(part, np.uint8) if part is not None else None
+        return encoded
 
     def restore(self, loaded: LoadedCheckpoint) -> None:
         """Begin with the state of a checkpoint."""
@@ -521,6 +536,7 @@ class RoundExecutor:
     async def _undo(self, effect: ev.Undo) -> None:
         """Go back to the state after an earlier round, if it can be had here."""
         log, before = self.replica.log, None
+        self.sync.cancel()  # of a goal that is undone with it
         if self.state is not None and log.chain_after(effect.round) == effect.chain:
             before = await asyncio.to_thread(self._state_before, effect.round)
         if before is None:
@@ -529,7 +545,6 @@ class RoundExecutor:
         self._forget_attempts()
         log.cut_after(effect.round)
         self.digests = {k: d for k, d in self.digests.items() if k <= effect.round}
-        self.sync.cancel()  # of a goal that was undone with it
         self._moved_to(before, "a round was undone")
         self._feed(ev.CaughtUp(effect.round, effect.chain, before.digest))
 

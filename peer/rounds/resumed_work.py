@@ -22,7 +22,8 @@ from atoll.peer.membership.view import short
 from atoll.peer.rounds.entries import STEP, EntryHead
 
 # Rounds of each fragment that may have gone by without local work that is of parameters: it would
-# draw the run back to where it was. (A pseudo-gradient holds against any later state.)
+# draw the run back to where it was. (A pseudo-gradient holds against any later state, and what a
+# trainer has encoded before its daemon was started again is one by then.)
 MISSED_MAX = 1
 
 

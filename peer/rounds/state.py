@@ -197,8 +197,9 @@ class ReplicatedState:
     def read_chunk(self, chunk: int, out: memoryview) -> ChunkCopy:
         """Copy a chunk's parameters, then its momentum, to the beginning of ``out``.
 
-        Commits may happen meanwhile: this waits for one that is changing the chunk, so it is not
-        for the event loop. StateError if there is no state yet, or if no copy is whole.
+        Commits may happen meanwhile: this waits for the end of one that has begun with the chunk,
+        so it is not for the event loop. StateError if there is no state yet, or if no copy is
+        whole.
         """
         nbytes = self.chunk_bytes(chunk)
         if out.nbytes < nbytes:
@@ -247,9 +248,9 @@ class ReplicatedState:
         Or log entry 1: the first trainer's θ as float32, and momentum is zero.
 
         StateError if it is not the next round or of another size; then the state stays what it was.
-        CodecError for malformed bytes, which were checked when they came: then it is torn, and
-        nothing can be read any more. A load that is under way is given up. ``applied`` is told the
-        bytes of each chunk that is done.
+        CodecError for malformed bytes, which were checked when they came: then it is torn, and what
+        the round would have changed can be read no more until a load. A load that is under way is
+        given up. ``applied`` is told the bytes of each chunk that is done.
         """
         with self._writing:
             self._commit(head, encoded, applied)
@@ -279,7 +280,7 @@ class ReplicatedState:
         self._begin_change()
         for chunk in chunks:
             start, end = layout.slice(chunk - chunks.start)
-            self._sequence[chunk] += 1
+            self._sequence[chunk] += 1 + self._sequence[chunk] % 2  # odd after a failed one
             buffers.step(head, chunk, encoded[start:end])
             leaves[chunk] = buffers.leaf(chunk)
             versions[chunk] = number

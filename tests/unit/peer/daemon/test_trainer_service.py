@@ -99,6 +99,30 @@ def test_parameters_of_a_state_that_was_replaced_are_not_valid(run: TinyRun) -> 
     assert not asyncio.run(valid(CLIENT, now | {"generation": generation - 1}))
 
 
+def test_parameters_that_a_commit_is_changing_are_not_valid(run: TinyRun) -> None:
+    valid = service_of(run, []).handlers()["valid"]
+    run.state._begin_change()
+    now = {"serial": run.state.serial, "generation": run.state.generation}
+    assert not asyncio.run(valid(CLIENT, now))
+    run.state._end_change()
+
+
+def test_a_submission_waits_for_the_round_that_is_committed(run: TinyRun) -> None:
+    """Its base is what that round leaves, and not what it finds."""
+    trainers = service_of(run, [])
+    trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
+    trainers._node.follower.round = run.state.round + 1
+
+    async def applied_later() -> tuple[int, int]:
+        asking = asyncio.create_task(trainers.handlers()["base"](CLIENT, {"fragment": 0}))
+        await asyncio.sleep(0.02)
+        assert not asking.done()
+        run.commit()
+        return cast(tuple[int, int], await asking)
+
+    assert asyncio.run(applied_later()) == (run.state.serial, run.state.mark_of(0))
+
+
 def test_a_submission_from_parameters_of_before_is_not_taken_in(run: TinyRun) -> None:
     """It is a difference from what the run has no more: the trainer makes it again."""
     fed: list[ev.Event] = []

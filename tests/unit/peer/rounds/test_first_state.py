@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,5 +85,28 @@ def test_they_are_received_where_they_belong_unless_somebody_still_reads_them(
         assert (log.encoded(1) is None) == (not is_read)
         np.testing.assert_array_equal(state.theta, np.arange(ELEMENTS, dtype=np.float32))
         assert not state.momentum.any()
+
+    scenario(tmp_path, "ab", play)
+
+
+def test_the_parameters_of_another_offer_begin_another_state(tmp_path: Path) -> None:
+    """Who offered first has died, and the next one trains with other settings."""
+
+    async def play(sites: list[Site]) -> None:
+        first = begin_for(sites, giver=1)
+        sites[0].carry_out(ev.Reduce(first))
+        await eventually(lambda: sites[0].executor.attempts.at(1, 1) is not None)
+        packed = run_blob(ELEMENTS, "int4")
+        second = replace(begin_for(sites, giver=0), attempt=2, blob=packed)
+        for site in sites:
+            site.executor.replica.inputs = np.arange(ELEMENTS, dtype=np.float32)
+            site.carry_out(ev.Abort(1, 1))
+            site.carry_out(ev.Reduce(second))
+        await eventually(lambda: all(site.reduced(2) for site in sites))
+        for site in sites:
+            site.carry_out(ev.Apply(second, b"c" * 32))
+        await eventually(lambda: all(isinstance(s.fed[-1], ev.Applied) for s in sites))
+        assert [site.state.spec.codec for site in sites] == ["int4", "int4"]
+        assert len({site.state.digest for site in sites}) == 1
 
     scenario(tmp_path, "ab", play)
