@@ -196,6 +196,11 @@ class Manifest:
         """Return the grid that cuts θ into chunks."""
         return _grid(self.parameters)
 
+    def part_of(self, fragment: int, fragments: int) -> slice:
+        """Return the slice of the vector where a fragment of a run lies; see ``chunks_of``."""
+        first, end = self.chunks_of(fragment, fragments)
+        return slice(self.grid.bounds(first)[0], self.grid.bounds(end - 1)[1])
+
     def chunks_of(self, fragment: int, fragments: int) -> tuple[int, int]:
         """Return the chunks [first, end) of a fragment of a run.
 

@@ -142,9 +142,8 @@ class RankSession:
         initial: Callable[[F32], None],
         frozen: str = FROZEN[0],
     ) -> None:
-        ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
-        grid = manifest.grid
-        self._fragments = [slice(grid.bounds(a)[0], grid.bounds(b - 1)[1]) for a, b in ranges]
+        count = spec.fragments
+        self._fragments = [manifest.part_of(number, count) for number in range(count)]
         both = 2 * manifest.elements
         shared = self._share(both + STEP_FLOATS)
         self._out, self._in = shared[: manifest.elements], shared[manifest.elements : both]

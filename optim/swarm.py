@@ -216,10 +216,10 @@ class SwarmSession(OwnLoops):
     def submit(self, write: Writer, weight: float, fragment: int = 0) -> None:
         if self._region is None:
             raise SessionError("submit before attach", fix="call attach first")
-        part = self._swarm.state.part(fragment)
+        state = self._swarm.state
+        part = state.manifest.part_of(fragment, state.spec.fragments)
         write(self._region[part], part.start)
         self._local_steps += 1
-        state = self._swarm.state
         spec = state.spec  # as among peers; here all have founded the run
         alike = spec.probation > 0 or (spec.audit and weight > 0)
         submitted = SwarmSubmission(self.number, self._region, 1.0 if alike else float(weight))

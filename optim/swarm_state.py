@@ -47,11 +47,6 @@ class SwarmState:
         self.excluded: list[tuple[int, int, str]] = []  # round, worker, why
         initial(self.theta)
 
-    def part(self, fragment: int) -> slice:
-        """Return the slice of the vector where a fragment lies."""
-        first, end = self.manifest.chunks_of(fragment, self.spec.fragments)
-        return slice(self.grid.bounds(first)[0], self.grid.bounds(end - 1)[1])
-
     def commit(self, submitted: Sequence[SwarmSubmission], fragment: int = 0) -> tuple[int, int]:
         """Carry out a round of what was submitted, of which the fragment's part counts.
 

@@ -98,6 +98,4 @@ class EagerUpdates:
 
     def part(self, fragment: int) -> slice:
         """Return the slice of the vector where a fragment lies."""
-        first, end = self._manifest.chunks_of(fragment, self._spec.fragments)
-        grid = self._manifest.grid
-        return slice(grid.bounds(first)[0], grid.bounds(end - 1)[1])
+        return self._manifest.part_of(fragment, self._spec.fragments)

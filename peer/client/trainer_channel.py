@@ -330,9 +330,8 @@ class TrainerChannel:
         assert self._region is not None
         spec, manifest = self._attached.spec, self._attached.manifest
         if not spec.encodes_submissions:
-            first, end = manifest.chunks_of(fragment, spec.fragments)
-            lo, hi = manifest.grid.bounds(first)[0], manifest.grid.bounds(end - 1)[1]
-            write(self._region[lo:hi], lo)
+            part = manifest.part_of(fragment, spec.fragments)
+            write(self._region[part], part.start)
             return None
         if fragment not in self._marks:
             self._see(fragment, *self.ask_once("base", fragment=fragment))

@@ -206,11 +206,8 @@ class ReplicatedState:
             raise StateError(f"chunk {chunk} has {nbytes} bytes, the memory for it {out.nbytes}")
         target = np.frombuffer(out, np.uint8)[:nbytes]
         for _ in range(READ_TRIES):
-            sequence, buffers, now = (
-                self._sequence[chunk],
-                self._buffers,
-                self._now,
-            )  # in this order
+            sequence = self._sequence[chunk]  # before the rest, which may be newer but not older
+            buffers, now = self._buffers, self._now
             if now.tree is None:
                 raise StateError("there is no state to read yet", fix="wait for the first round")
             if sequence % 2:
@@ -236,7 +233,10 @@ class ReplicatedState:
     def wait_complete(self) -> None:
         """Wait until no commit is under way. StateError if one does not end."""
         if not self._complete.wait(COMMIT_WAIT_S):
-            raise StateError(f"the commit of round {self.round + 1} does not end")
+            raise StateError(
+                f"the commit of round {self.round + 1} has not ended for {COMMIT_WAIT_S:.0f} s",
+                fix="start this peer again if its log says no more: it goes on from its disk",
+            )
 
     # ------------------------------------------------------------ commits
 

@@ -72,7 +72,7 @@ def main() -> None:
 
 @dataclass
 class Found:
-    """Bytes per parameter above idle: the worst of all peers."""
+    """Hold the bytes per parameter above idle, of the worst of all peers."""
 
     first: float
     rest: float
@@ -82,7 +82,7 @@ class Found:
 
 @dataclass
 class Watch:
-    """The least and the most that each process holds, in bytes."""
+    """Keep the least and the most that each process holds, in bytes."""
 
     run: Fleet
     least: dict[str, int] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def measured(elements: int, names: str, codec: str, rounds: int) -> Found:
 
 
 def small_trainer_bytes(codec: str) -> int:
-    """What the same trainer holds with a model of nothing."""
+    """Return what the same trainer holds with a model of nothing."""
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
         run.up("a")
         run.train("a", 1e3, inner_s=INNER_S, codec=codec)
@@ -144,7 +144,7 @@ def small_trainer_bytes(codec: str) -> int:
 
 
 def held_bytes(process: Process, *, shares: bool) -> int:
-    """Pss; regions that daemon and trainer share count whole, or, without ``shares``, not."""
+    """Return Pss, with regions that daemon and trainer share whole, or, without ``shares``, not."""
     total_bytes, is_region = 0, False
     for line in Path(f"/proc/{process.pid}/smaps").read_text().splitlines():
         if HEAD.match(line):

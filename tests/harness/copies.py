@@ -202,8 +202,10 @@ class Copies:
         return None
 
     def _is_elsewhere(self, task: Task, donor: Host) -> bool:
-        """Whether a donor's log leads to another state than the goal: what does not fold to the
-        goal's chain is not taken (atoll/peer/state_sync)."""
+        """Return whether a donor's log leads to another state than the goal.
+
+        What does not fold to the goal's chain is not taken (atoll/peer/state_sync).
+        """
         return any(e.round == task.round and e.chain != task.chain for e in donor.log)
 
     def _covers(self, donor: Host, number: int) -> bool:

@@ -64,9 +64,8 @@ class OutsideSession:
         frozen: str = "refuse",
     ) -> None:
         self._fragments = spec.fragments
-        ranges = [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
-        bounds = manifest.grid.bounds
-        self._parts = [slice(bounds(first)[0], bounds(end - 1)[1]) for first, end in ranges]
+        count = spec.fragments
+        self._parts = [manifest.part_of(number, count) for number in range(count)]
         self._region, self._theta = outside(manifest.elements), outside(manifest.elements)
         self._published: dict[str, tuple[int, F32]] = {}
         self._submitted = 0

@@ -40,7 +40,7 @@ def site(
 
 
 def assert_stays_inside(lab: Lab, run: Fleet, hosts: tuple[int, int], least_bytes: float) -> None:
-    """So much passes from one to the other within their own network, while they train.
+    """Assert that so much passes between the two within their own network, while they train.
 
     The first rounds may come before the link between the two: they are planned around it.
     """

@@ -63,7 +63,7 @@ def test_each_chunk_is_what_its_pseudo_gradient_is_encoded_to(
 
 
 def test_what_nobody_writes_is_nothing() -> None:
-    """Padding, and rows that belong to nobody, count as zeros whatever was there before."""
+    """Count padding, and rows that belong to nobody, as zeros whatever was there before."""
     spec = RunSpec(sync_every=1, submits="deltas")
     out = np.full(4 * submission_floats(spec, MANIFEST), 255, np.uint8)
     encode_submission(spec, MANIFEST, vectors(1)[0], lambda piece, lo: None, 0, out)

@@ -92,7 +92,7 @@ def test_a_state_that_was_loaded_needs_no_entries(home: Home, run: TinyRun, fold
 
 
 def copied(state: ReplicatedState) -> ReplicatedState:
-    """The same state in memory of its own, as it is read again to take back what comes next."""
+    """Return the same state in other memory, as it is read again to take back what comes next."""
     copy = ReplicatedState(state.blob)
     load, out = StateLoad(copy), memoryview(bytearray(CHUNK_COPY_BYTES_MAX))
     for chunk in range(state.grid.count):

@@ -108,7 +108,7 @@ def test_parameters_that_a_commit_is_changing_are_not_valid(run: TinyRun) -> Non
 
 
 def test_a_submission_waits_for_the_round_that_is_committed(run: TinyRun) -> None:
-    """Its base is what that round leaves, and not what it finds."""
+    """Compare it with what that round leaves, and not with what it finds."""
     trainers = service_of(run, [])
     trainers.trainer = AttachedTrainer(CLIENT, run.spec, run.manifest, 1)
     trainers._node.follower.round = run.state.round + 1
@@ -124,7 +124,7 @@ def test_a_submission_waits_for_the_round_that_is_committed(run: TinyRun) -> Non
 
 
 def test_a_submission_from_parameters_of_before_is_not_taken_in(run: TinyRun) -> None:
-    """It is a difference from what the run has no more: the trainer makes it again."""
+    """Have the trainer make it again: it is a difference from what the run has no more."""
     fed: list[ev.Event] = []
     trainers = service_of(run, fed)
     follower = trainers._node.follower

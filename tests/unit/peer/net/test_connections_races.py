@@ -156,7 +156,7 @@ def test_a_newer_life_takes_the_place_of_the_older(net: Net) -> None:
 def test_a_link_that_is_dropped_is_down_before_the_next_one_is_up(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the end of the first would seem to be that of the second, which nobody would use."""
+    """Report them in order: else the second would seem to have ended, and nobody would use it."""
 
     async def scenario() -> None:
         a, b = await net.linked()

@@ -309,7 +309,7 @@ def test_the_end_of_one_round_leaves_the_others_alone(tmp_path: Path) -> None:
 def test_what_was_encoded_before_gives_the_same_bytes_in_every_attempt(
     tmp_path: Path, fragments: int
 ) -> None:
-    """In a butterfly, where even one's own part counts as the others decode it."""
+    """Compare the roots of butterflies, where even one's own part counts as others decode it."""
 
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS, fragments=fragments)

@@ -24,6 +24,16 @@ def begin_for(sites: list[Site], giver: int) -> Begin:
     return Begin(LINEAGE, 1, 1, 1, INIT, peers, weights, packed, layout=layout)
 
 
+async def given_by_the_first(sites: list[Site]) -> Begin:
+    """Have the first of them give its parameters, and return what was begun when all have them."""
+    begin = begin_for(sites, giver=0)
+    sites[0].executor.replica.inputs = np.arange(ELEMENTS, dtype=np.float32)
+    for site in sites:
+        site.carry_out(ev.Reduce(begin))
+    await eventually(lambda: all(site.reduced(1) for site in sites))
+    return begin
+
+
 def test_every_host_sends_the_first_parameters_once(tmp_path: Path) -> None:
     """A star would have the first one send them three times, and the others nothing."""
 
@@ -51,11 +61,7 @@ def test_every_host_sends_the_first_parameters_once(tmp_path: Path) -> None:
 
 def test_of_two_the_other_one_gets_them(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
-        begin = begin_for(sites, giver=0)
-        sites[0].executor.replica.inputs = np.arange(ELEMENTS, dtype=np.float32)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
+        await given_by_the_first(sites)
         assert sites[0].reduced(1) == sites[1].reduced(1)
 
     scenario(tmp_path, "ab", play)
@@ -65,14 +71,10 @@ def test_of_two_the_other_one_gets_them(tmp_path: Path) -> None:
 def test_they_are_received_where_they_belong_unless_somebody_still_reads_them(
     tmp_path: Path, is_read: bool
 ) -> None:
-    """What is read must not change with the next commit; no log keeps them then."""
+    """Keep what is read from changing with the next commit, and them out of the log else."""
 
     async def play(sites: list[Site]) -> None:
-        begin = begin_for(sites, giver=0)
-        sites[0].executor.replica.inputs = np.arange(ELEMENTS, dtype=np.float32)
-        for site in sites:
-            site.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(site.reduced(1) for site in sites))
+        begin = await given_by_the_first(sites)
         run = sites[1].executor.attempts.at(1, 1)
         assert run is not None
         assert run.settled(PATIENCE_S)
@@ -90,7 +92,7 @@ def test_they_are_received_where_they_belong_unless_somebody_still_reads_them(
 
 
 def test_the_parameters_of_another_offer_begin_another_state(tmp_path: Path) -> None:
-    """Who offered first has died, and the next one trains with other settings."""
+    """Begin with what the next one offers, with other settings, as the first has died."""
 
     async def play(sites: list[Site]) -> None:
         first = begin_for(sites, giver=1)

@@ -28,7 +28,7 @@ def run() -> Iterator[TinyRun]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, run: TinyRun) -> Checkpoints:
-    """Checkpoints of rounds 2 and 4 of a run of six rounds, the fifth of which is a GATHER."""
+    """Write checkpoints of rounds 2 and 4 of a run of six, the fifth of which is a GATHER."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     with Home.open(tmp_path / "writer") as home:

@@ -171,7 +171,7 @@ def test_a_state_that_a_commit_has_torn_is_read_by_nobody(monkeypatch: pytest.Mo
     with pytest.raises(CodecError):
         state.apply(head_of(2), encoded)
     monkeypatch.setattr(module, "COMMIT_WAIT_S", 0.01)
-    with pytest.raises(StateError, match="does not end"):
+    with pytest.raises(StateError, match="has not ended"):
         state.read_chunk(0, memoryview(bytearray(CHUNK_COPY_BYTES_MAX)))
     load = StateLoad(state)  # a load mends it
     other = founded()
