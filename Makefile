@@ -128,7 +128,7 @@ test-slow: $(STAMP)
 	$(BIN)/pytest -m slow $(ARGS)
 
 check: $(STAMP)
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p atoll
 

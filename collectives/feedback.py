@@ -90,7 +90,7 @@ class Feedback(ABC):
         """Move the memory after ``sent``, which is C(m), has been counted."""
 
 
-class ErrorFeedback(Feedback):
+class ResidualFeedback(Feedback):
     """Keep plain feedback, with ``decay`` 1, or that of SparseLoCo, with 0.95.
 
     The memory is ``residual``. What is sent plus what is kept equals what came in, but for
@@ -171,7 +171,7 @@ class Compensated:
     def __init__(
         self,
         source: Callable[[int, F32], None],
-        feedback: ErrorFeedback,
+        feedback: ResidualFeedback,
         grid: ChunkGrid,
         first: int = 0,
     ) -> None:

@@ -21,7 +21,13 @@ project_copyright = "The atoll developers, Apache License 2.0"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/convergence/*.md", "docs/robust/*.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/convergence/*.md",
+    "docs/robust/*.md",
+    "docs/studies/*.md",
+]
 # What is written for those who change atoll, and is no use without its history.
 exclude_patterns = ["docs/log.md", "docs/progress.md", "docs/renames.md", "**/.venv*", ".venv*"]
 exclude_patterns += ["build", "dist", "tests", "atoll", "peer", "collectives", "optim", ".*"]

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.optim.compressors import (
         DGC,
-        EF21,
         QSDP,
-        EControl,
+        ErrorFeedback,
         LayerBits,
         LGreCo,
         PowerSGD,
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from atoll.optim.every_step.gradient_average import GradientAverage
     from atoll.optim.every_step.zeroth_order import ZerothOrder
     from atoll.optim.methods.async_diloco import AsyncDiLoCo
-    from atoll.optim.methods.co2 import CO2, GapAware
     from atoll.optim.methods.diloco import DiLoCo
     from atoll.optim.methods.local_sgd import QSR, LocalSGD
     from atoll.optim.methods.noloco import NoLoCo
@@ -41,17 +39,14 @@ if TYPE_CHECKING:
     from atoll.peer.demo.byte_lm import ByteTransformer, TextBatches, heldout_loss
 
 __all__ = [
-    "CO2",
     "DGC",
-    "EF21",
     "QSDP",
     "QSR",
     "AsyncDiLoCo",
     "ByteTransformer",
     "DeMo",
     "DiLoCo",
-    "EControl",
-    "GapAware",
+    "ErrorFeedback",
     "GradientAverage",
     "LGreCo",
     "LayerBits",
@@ -75,11 +70,9 @@ __all__ = [
 ]
 
 _HOME = {
-    "CO2": "atoll.optim.methods.co2",
     "AsyncDiLoCo": "atoll.optim.methods.async_diloco",
-    "GapAware": "atoll.optim.methods.co2",
     **dict.fromkeys(
-        ("DGC", "EF21", "QSDP", "EControl", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),
+        ("DGC", "QSDP", "ErrorFeedback", "LGreCo", "LayerBits", "PowerSGD", "TernGrad"),
         "atoll.optim.compressors",
     ),
     "QSR": "atoll.optim.methods.local_sgd",

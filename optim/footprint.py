@@ -9,6 +9,7 @@ from __future__ import annotations
 from atoll.collectives.codecs import RULES, get_codec
 from atoll.collectives.units import memory
 from atoll.optim.manifest import Manifest, fragment_grid
+from atoll.optim.outer_step import momentum_layout
 from atoll.optim.pseudo_gradient import submission_floats
 from atoll.optim.run_spec import RunSpec, fragment_ranges
 
@@ -35,21 +36,26 @@ def host_bytes(spec: RunSpec, manifest: Manifest, *, keeps_rounds: bool = True) 
     """Return the host memory in bytes that the daemon takes at most, once the run has begun.
 
     Its constant of at most 64 MiB is not in it. What counts is θ and momentum (8 bytes per
-    parameter), the submission (as it travels where it is encoded at once, else 4), error feedback
-    (4 where there is any), and the encoded updates of the rounds in flight with a spare one (1 to 4
-    each, of a fragment). How many trainers a gathered result will have is not known; it counts as
-    float32 (4 bytes), which is used where slots take more. An audited round holds its encoded
-    contribution, and those of others to its shard. ``keeps_rounds``: rounds go to the disk, else
-    the log of the last ones stays in memory.
+    parameter, or 5 where the momentum is kept in 8 bits), the submission (as it travels where it is
+    encoded at once, else 4), error feedback (4 where there is any), and the encoded updates of the
+    rounds in flight with a spare one (1 to 4 each, of a fragment). How many trainers a gathered
+    result will have is not known; it counts as float32 (4 bytes), which is used where slots take
+    more. An audited round holds its encoded contribution, and those of others to its shard.
+    ``keeps_rounds``: rounds go to the disk, else the log of the last ones stays in memory.
 
     A founder holds the first parameters as well until everybody has them (4 bytes), and who joins
-    or falls behind a second state while it is being loaded (8).
+    or falls behind a second state while it is being loaded.
     """
     held = spec.rounds_in_flight * (3 if spec.audit else 1) + SPARES_MAX
     results = held * _result_bytes(spec, manifest)
     feedback = 4 * manifest.elements if spec.error_feedback else 0
-    own_bytes = 8 * manifest.elements + 4 * submission_floats(spec, manifest) + feedback
+    own_bytes = state_bytes(spec, manifest) + 4 * submission_floats(spec, manifest) + feedback
     return own_bytes + results + (0 if keeps_rounds else log_bytes(spec, manifest))
+
+
+def state_bytes(spec: RunSpec, manifest: Manifest) -> int:
+    """Return the bytes of θ and momentum: what a joiner loads, and a checkpoint holds."""
+    return 4 * manifest.elements + momentum_layout(spec, manifest.grid).total_bytes
 
 
 def log_bytes(spec: RunSpec, manifest: Manifest) -> int:

@@ -5,8 +5,9 @@ so each operation is a separate, rounded ufunc in the arrays' own dtype and in a
 nothing here can be fused into a multiply-add or be computed in a wider type in between. Where there
 are native kernels they do the same, bit for bit.
 
-The outer learning rate may follow from the number of peers that are in the mean of a round
-(``outer_rate``).
+The first rounds of a run may be warm ones, each of which gives it the mean of the peers
+(``RunSpec.warm_rounds``). The outer learning rate may follow from the number of peers that are in
+the mean of a round (``outer_rate``).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Literal, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.collectives.codecs import F32, U8, Decoder
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.chunks import ChunkGrid, EncodedLayout, encoded_layout
+from atoll.collectives.codecs import F32, U8, Decoder, get_codec
+from atoll.collectives.errors import CodecError, ConfigError
 from atoll.collectives.native import KERNELS, Rule
-from atoll.optim.run_spec import RunSpec
+from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float64]
-Pair: TypeAlias = tuple[F32, F32]  # parameters and momentum of a chunk, float32[n] each
 OuterRate: TypeAlias = float | Literal["by_peers"]  # as people give it to a method
 # Scaling laws for DiLoCo (arXiv 2503.09799) found these best rates, whatever the size of the model,
 # at about 30 local steps per round. Between them the rate is interpolated linearly in log2 of the
@@ -42,6 +43,10 @@ class OuterStep:
 
     The result is the same wherever this is done (commits, replays, checkpoints, swarms). One
     instance per thread, because it has scratch for ``chunk_elements``.
+
+    The momentum is kept as ``spec.momentum_codec`` encodes it (``momentum_layout``). Where that
+    takes a byte for each value, it is decoded for the step and encoded again after it, block by
+    block with a scale for each, as 8-bit optimizers do (Dettmers et al., arXiv 2110.02861).
     """
 
     def __init__(self, spec: RunSpec, chunk_elements: int) -> None:
@@ -49,33 +54,62 @@ class OuterStep:
         self._lr, self._mu, self._clip = spec.outer_lr, spec.outer_momentum, spec.outer_clip
         self._by_peers = spec.outer_lr_by_peers
         self._delay, self._fragments = spec.outer_delay, spec.fragments
+        self._is_warm = spec.is_warm
         self._delta = np.empty(chunk_elements, np.float32)
         self._scratch = np.empty(chunk_elements, np.float32)
+        self._packing = get_codec(spec.momentum_codec)
+        self._in_place = spec.momentum_codec == MOMENTUM_CODECS[0]
+        self._unpacked = np.empty(0 if self._in_place else chunk_elements, np.float32)
 
     def __call__(
         self,
         codec: Decoder,
         encoded: U8,
-        source: Pair,
-        target: Pair,
+        theta: F32,
+        kept: U8,
         *,
         round_number: int,
         contributors: int,
     ) -> None:
-        """Apply a round's pseudo-gradient to a chunk: read ``source`` and write ``target``.
+        """Apply a round's pseudo-gradient to a chunk in its place.
 
         ``encoded`` in ``codec`` is the chunk's pseudo-gradient of that round, the mean of those of
-        its ``contributors``; both pairs may be the same memory.
+        its ``contributors``; ``theta`` are its parameters, and ``kept`` is its momentum as it is
+        kept; float32 is aligned.
 
         CodecError for malformed bytes; then nothing is written.
         """
-        theta, momentum = target
         delta = self._delta[: theta.size]
         codec.decode(encoded, delta)
+        if self._in_place:
+            self._move(theta, kept.view(np.float32), delta, round_number, contributors)
+            return
+        momentum = self._unpacked[: theta.size]
+        self._packing.decode(kept, momentum)
+        self._move(theta, momentum, delta, round_number, contributors)
+        try:
+            self._packing.encode(momentum, kept)
+        except CodecError:  # it is beyond float32: a run that has come to this is lost, but equal
+            np.nan_to_num(momentum, copy=False)
+            self._packing.encode(momentum, kept)
+
+    def begin(self, kept: U8, count: int) -> None:
+        """Write a momentum of zero for ``count`` elements."""
+        zeros = self._delta[:count]
+        zeros.fill(0.0)
+        self._packing.encode(zeros, kept)
+
+    def _move(
+        self, theta: F32, momentum: F32, delta: F32, round_number: int, contributors: int
+    ) -> None:
         lr = self._lr * outer_rate(contributors) if self._by_peers else self._lr
-        if self._delay > 1:
+        rule = self._rule
+        if self._is_warm(round_number):
+            rule, lr = "sgd", 1.0  # the mean of the peers; there is no momentum yet
+        elif self._delay > 1:
             delayed_step(
-                *source,
+                theta,
+                momentum,
                 delta,
                 lr=lr,
                 mu=self._mu,
@@ -87,8 +121,9 @@ class OuterStep:
             )
             return
         outer_step(
-            self._rule,
-            *source,
+            rule,
+            theta,
+            momentum,
             delta,
             lr=lr,
             mu=self._mu,
@@ -105,6 +140,11 @@ class OuterStep:
         and fragments take turns from 2 on.
         """
         return (round_number - 2) // self._fragments % self._delay
+
+
+def momentum_layout(spec: RunSpec, grid: ChunkGrid) -> EncodedLayout:
+    """Return where the momentum of each chunk lies among the bytes in which a run keeps it."""
+    return encoded_layout(grid, get_codec(spec.momentum_codec))
 
 
 def outer_step(

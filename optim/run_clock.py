@@ -1,6 +1,7 @@
 """Count the local steps that a run has behind it: the same number for all of its trainers.
 
-Where each round has as many steps, it follows from the number of the round. Two things are not to
+Where each round has as many steps, or the first ones have fewer, it follows from the number of the
+round. Two things are not to
 be seen in that: which of the rounds were collectives of the trainers' own, and how many steps a
 round had whose length changes. So trainers publish what they have counted, and who comes later, or
 has been away, takes it over. Where nobody has it, every round counts as one of ``sync_every``.
@@ -94,6 +95,9 @@ class RunClock:
         self.rounds = max(0, self.rounds + rounds)
         if self._varies:
             self.steps = max(0, self.steps + rounds * (steps_each or spec.sync_every))
+        elif spec.warm_rounds:
+            before = spec.steps_until(self.number - rounds)
+            self.steps = max(0, self.steps + spec.steps_until(self.number) - before)
         else:
             in_a_turn = spec.outer_delay if spec.is_asynchronous else spec.fragments
             self.steps = self.rounds * spec.sync_every // in_a_turn

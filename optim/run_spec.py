@@ -38,7 +38,12 @@ METHODS = STEPPED + CARRIED
 ASYNCHRONOUS = ("async_diloco",)
 # Methods of which a round's local steps can be taken again by others (optim/replay/).
 REPLAYED = ("diloco", "local_sgd")
+# Methods that may begin with short rounds of a mean.
+WARMED = ("diloco",)
 OUTER_RULES = ("nesterov", "heavy_ball", "sgd")  # optim/outer_step.py
+FIRST_ROUND = 2  # the first one with steps; the round before gives a run its parameters
+# How the outer momentum is kept: as it is, or with a byte for each value (collectives/codecs).
+MOMENTUM_CODECS = ("float32", "dynamic8")
 # What becomes of the peers' parts: a mean, encoded once more, or what each replica makes of all of
 # them (collectives/codecs/gathered.py); anything else is a robust rule (collectives/robust/).
 MEAN = "mean"
@@ -48,6 +53,7 @@ SUBMITS = ("parameters", "deltas")
 FROZEN = ("refuse", "warn", "ignore")
 SCHEDULE_CHARACTERS_MAX = 200
 SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
+WARM_ROUNDS_MAX = 1_000_000  # some days of steps
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
 OUTER_DELAY_MAX = 1024  # about as many arrivals as there are peers, and a run has as many at most
 GOSSIP_MAX = 4.0  # nothing above is stable: optim/methods/gossip.py
@@ -70,6 +76,7 @@ CODEC_ERROR_MAX = 0.1
 WIRE_ORDER = (
     *("method", "sync_every", "schedule"),
     *("outer", "outer_lr", "outer_lr_by_peers", "outer_momentum", "outer_clip", "outer_delay"),
+    "momentum_codec",
     *(
         "submits",
         "codec",
@@ -81,7 +88,11 @@ WIRE_ORDER = (
     ),
     *("error_feedback", "check_every", "buffers", "gossip", "group"),
     *("probation", "validators", "segment_steps", "min_trainers"),
+    *("warm_rounds", "warm_every"),
 )
+# Newer fields, which are in the blob only where they have another value than this: a run that does
+# without them is one that older versions can join.
+UNSAID = {"momentum_codec": MOMENTUM_CODECS[0], "warm_rounds": 0, "warm_every": 1}
 TEXT_BYTES_MAX = 16 * 1024 * 1024  # 65,536 parameters with names of 200 characters
 
 
@@ -96,6 +107,7 @@ class OuterSpec:
     outer_momentum: float = 0.9
     outer_clip: float = 0.0  # bounds every element of the momentum, if it is positive
     outer_delay: int = 1  # rounds that make up one step of Nesterov; above 1 it is the delayed one
+    momentum_codec: str = MOMENTUM_CODECS[0]  # in which daemons keep the momentum between rounds
     submits: str = "parameters"  # or deltas: pseudo-gradients, if the trainer must form them itself
     gossip: float = 0.0  # how much trainers that exchange in groups draw together (gossip.py)
     group: int = 1  # ... and of how many
@@ -113,6 +125,13 @@ class OuterSpec:
             "outer_delay",
             f"1, or up to {OUTER_DELAY_MAX} rounds of outer='nesterov' without a clip",
         )
+        codecs = MOMENTUM_CODECS if self.outer_momentum else MOMENTUM_CODECS[:1]
+        wanted = (
+            f"one of {', '.join(codecs)}"
+            if self.outer_momentum
+            else "float32, as there is no momentum"
+        )
+        _require(self, self.momentum_codec in codecs, "momentum_codec", wanted)
         _require(self, self.submits in SUBMITS, "submits", f"one of {', '.join(SUBMITS)}")
         _require(self, 0 <= self.gossip <= GOSSIP_MAX, "gossip", f"in [0, {GOSSIP_MAX:g}]")
         _require(self, 0 < self.group <= GROUP_MAX, "group", f"1 to {GROUP_MAX} trainers")
@@ -136,6 +155,9 @@ class RoundSpec:
     # Trainers that have to be there for a round to begin. The run's first value: its members may
     # agree on another one (peer/membership/view.py, Rules).
     min_trainers: int = 1
+    # The first rounds of a run may be short ones, each of which gives it the mean of the peers.
+    warm_rounds: int = 0
+    warm_every: int = 1  # steps of each
 
     def _check_round(self) -> None:
         fits = 0 < self.sync_every <= SYNC_EVERY_MAX
@@ -247,10 +269,20 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
         self._check_round()
+        self._check_warm_start()
         self._check_trust()
         trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
         fits = 1 <= self.min_trainers <= trainers_max
         _require(self, fits, "min_trainers", f"1 to {trainers_max} trainers")
+
+    def _check_warm_start(self) -> None:
+        rounds_max = WARM_ROUNDS_MAX if self.method in WARMED and not self.validators else 0
+        wanted = f"0 to {rounds_max:,} rounds"
+        wanted += "" if rounds_max else f" in a run of {self.method} or with validators"
+        _require(self, 0 <= self.warm_rounds <= rounds_max, "warm_rounds", wanted)
+        steps_max = self.sync_every if self.warm_rounds else 1
+        fits = 1 <= self.warm_every <= steps_max
+        _require(self, fits, "warm_every", f"1 to {steps_max} steps")
 
     def _check_trust(self) -> None:
         """Raise ConfigError where joiners cannot be tried, or a result not be verified."""
@@ -276,6 +308,20 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
             object.__setattr__(self, name, float(value))
         elif type(value).__name__ != kind or (kind == "float" and not math.isfinite(value)):
             raise ConfigError(f"{name} is {repr(value)[:80]}", fix=f"{name} must be a {kind}")
+
+    def is_warm(self, round_number: int) -> bool:
+        """Return whether a round is one of the short ones with which a run begins."""
+        return FIRST_ROUND <= round_number < FIRST_ROUND + self.warm_rounds
+
+    def steps_of(self, round_number: int) -> int:
+        """Return how many local steps each peer takes in a round."""
+        return self.warm_every if self.is_warm(round_number) else self.sync_every
+
+    def steps_until(self, round_number: int) -> int:
+        """Return how many steps a peer takes in all rounds up to this one, collectives left out."""
+        rounds = max(0, round_number - FIRST_ROUND + 1)
+        warm = min(rounds, self.warm_rounds)
+        return warm * self.warm_every + (rounds - warm) * self.sync_every
 
     @property
     def is_averaged(self) -> bool:
@@ -314,7 +360,8 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         return self.aggregate != MEAN or self.error_feedback > 0 or self.audit
 
     def to_wire(self) -> dict[str, str | int | float]:
-        return {name: getattr(self, name) for name in WIRE_ORDER}
+        values = {name: getattr(self, name) for name in WIRE_ORDER}
+        return {name: value for name, value in values.items() if UNSAID.get(name) != value}
 
     @classmethod
     def from_wire(cls, values: object) -> RunSpec:
@@ -336,8 +383,8 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
 
     def differences(self, run: RunSpec) -> list[str]:
         """Return a line for each field in which this (your) specification and the run's differ."""
-        mine, theirs = self.to_wire(), run.to_wire()
-        return [f"{k}: yours {mine[k]}, run {theirs[k]}" for k in mine if mine[k] != theirs[k]]
+        both = ((name, getattr(self, name), getattr(run, name)) for name in WIRE_ORDER)
+        return [f"{name}: yours {mine}, run {its}" for name, mine, its in both if mine != its]
 
 
 def _require(spec: object, ok: bool, name: str, wanted: str) -> None:

@@ -37,7 +37,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim.model_io import ModelVector, canonical, persistent, trainable
 from atoll.optim.replay.checkpoint import Array, Tensors, decode, header
-from atoll.optim.run_spec import RunSpec
+from atoll.optim.run_spec import UNSAID, RunSpec
 from atoll.optim.saved_values import Shard, Stateful, apart, array_of, tensor_of, together
 from atoll.optim.sessions import LeadingRank, every_rank
 
@@ -224,7 +224,7 @@ def _description(trainer: Trainer, folder: Path, rank: int) -> dict[str, Any]:
 
 def _check_method(trainer: Trainer, folder: Path, said: Mapping[str, Any]) -> None:
     """Raise ConfigError, which lists the differences, for another method or other numbers of it."""
-    spec, mine = said["spec"], trainer.spec.to_wire()
+    spec, mine = UNSAID | said["spec"], UNSAID | trainer.spec.to_wire()
     keys = [k for k in {**spec, **mine} if k not in FREE and spec.get(k) != mine.get(k)]
     lines = [f"{key}: saved {spec.get(key)}, here {mine.get(key)}" for key in keys]
     if said["method"] != trainer.name or lines:

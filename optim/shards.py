@@ -86,8 +86,8 @@ PREFETCH = 2  # batches of each worker, as DataLoader has it
 class Shards:
     """Deal ``samples`` of a data set to the trainers of a run.
 
-    ``trainer``: a method with rounds (DiLoCo, LocalSGD, SparseLoCo, CO2), and a deal is made after
-    each committed round; or a session, or a method that exchanges at every step, and all trainers
+    ``trainer``: a method with rounds (DiLoCo, LocalSGD, SparseLoCo), and a deal is made after each
+    committed round; or a session, or a method that exchanges at every step, and all trainers
     call ``deal()`` at the same step, every so many steps. All give the same numbers. Draw with one
     of ``loader``, ``sampler`` and ``iterable``.
 
@@ -530,7 +530,7 @@ def _session_of(trainer: Method | OperationsSession) -> OperationsSession:
     """Return the session of a trainer; ConfigError if it cannot make collectives."""
     if not isinstance(trainer, Method):
         return trainer
-    fix = "use DiLoCo, LocalSGD, SparseLoCo or CO2; or give each trainer samples of its own"
+    fix = "use DiLoCo, LocalSGD or SparseLoCo; or give each trainer samples of its own"
     what = "Shards deals in a collective of all trainers after each round, and"
     meets = isinstance(trainer, EveryStep) or (isinstance(trainer, RoundMethod) and trainer.meets)
     if not meets:

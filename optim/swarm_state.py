@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid, encoded_layout
-from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.codecs import F32, U8, get_codec
 from atoll.collectives.engine.parts import PartError
 from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.engine.result import RoundResult
-from atoll.collectives.feedback import Compensated, ErrorFeedback
+from atoll.collectives.feedback import Compensated, ResidualFeedback
 from atoll.optim.manifest import Manifest, fragment_grid
-from atoll.optim.outer_step import OuterStep
+from atoll.optim.outer_step import OuterStep, momentum_layout
 from atoll.optim.pseudo_gradient import delta_source
 from atoll.optim.run_spec import RunSpec, rule_key
 
@@ -31,7 +31,7 @@ class SwarmSubmission:
 
 
 class SwarmState:
-    """Hold the parameters and momentum of a run, float32[elements] each.
+    """Hold the parameters of a run, float32[elements], and its momentum as daemons keep it.
 
     ``initial`` writes the first parameters.
     """
@@ -40,12 +40,19 @@ class SwarmState:
         self.spec, self.manifest = spec, manifest
         self.grid = manifest.grid
         self.theta: F32 = np.zeros(manifest.elements, np.float32)
-        self.momentum: F32 = np.zeros_like(self.theta)
+        self._kept = momentum_layout(spec, self.grid)
+        self.momentum: U8 = np.zeros(self._kept.total_bytes, np.uint8)
         self.round = 1  # the first one gives a run its parameters
         self._step = OuterStep(spec, self.grid.chunk_elements)
-        self._feedback: dict[int, ErrorFeedback] = {}  # of each worker
+        self._feedback: dict[int, ResidualFeedback] = {}  # of each worker
         self.excluded: list[tuple[int, int, str]] = []  # round, worker, why
         initial(self.theta)
+        for chunk in range(self.grid.count):
+            self._step.begin(self._momentum(chunk), self.grid.size(chunk))
+
+    def _momentum(self, chunk: int) -> U8:
+        start, end = self._kept.slice(chunk)
+        return self.momentum[start:end]
 
     def commit(self, submitted: Sequence[SwarmSubmission], fragment: int = 0) -> tuple[int, int]:
         """Carry out a round of what was submitted, of which the fragment's part counts.
@@ -64,12 +71,11 @@ class SwarmState:
         contributors = sum(weight > 0 for weight in weights)
         for chunk in range(grid.count):
             lo, hi = self.grid.bounds(first + chunk)
-            pair = self.theta[lo:hi], self.momentum[lo:hi]
             self._step(
                 codec,
                 result.view(chunk),
-                pair,
-                pair,
+                self.theta[lo:hi],
+                self._momentum(first + chunk),
                 round_number=self.round,
                 contributors=contributors,
             )
@@ -101,7 +107,7 @@ class SwarmState:
             return delta
         if one.worker not in self._feedback:
             codec, elements = get_codec(self.spec.codec), self.grid.total
-            feedback = ErrorFeedback(codec, elements, self.spec.error_feedback)
+            feedback = ResidualFeedback(codec, elements, self.spec.error_feedback)
             self._feedback[one.worker] = feedback
         first, _ = self.manifest.chunks_of(fragment, self.spec.fragments)
         return Compensated(delta, self._feedback[one.worker], grid, self.grid.bounds(first)[0])

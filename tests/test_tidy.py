@@ -39,6 +39,7 @@ from harness.rooms import (
     OPTIM_PURE_MAY,
     OPTIM_TORCH_MAY,
     PEER_MAY,
+    PRIVACY,
     RICH,
     ROOT,
     SOURCES,
@@ -92,7 +93,7 @@ def allowed_imports(module: str) -> set[str]:
     if module == "atoll.optim":
         return OPTIM_FACE_MAY
     if module.startswith("atoll.optim"):
-        return OPTIM_TORCH_MAY
+        return OPTIM_TORCH_MAY | ({"opacus"} if module in PRIVACY else set())
     extra = DEMO_TRAINER_MAY if module in DEMO_TRAINER else set()
     drawn = {"rich"} if module in RICH else set()
     asked = {"miniupnpc"} if module in UPNP else set()
@@ -146,6 +147,17 @@ def test_no_integration_is_imported_by_the_rest() -> None:
         if not module.startswith("atoll.integrations")
         for line, imported in imports(path)
         if is_within(imported, LIBRARIES | {"atoll.integrations"})
+    ]
+    assert not wrong, wrong
+
+
+def test_nothing_else_imports_what_is_experimental() -> None:
+    wrong = [
+        f"{name_of(path)}:{line} imports {imported}"
+        for module, path in MODULES.items()
+        if not module.startswith("atoll.optim.experimental")
+        for line, imported in imports(path)
+        if is_within(imported, {"atoll.optim.experimental"})
     ]
     assert not wrong, wrong
 

@@ -40,7 +40,8 @@ def make_method(
     kind: Any = getattr(optim, method, None) if isinstance(method, str) else method
     if kind is None or (isinstance(kind, type) and not issubclass(kind, Method)):
         raise ConfigError(
-            f"atoll has no method {method!r}", fix='give its name, "DiLoCo" for example'
+            f"atoll has no method {method!r}",
+            fix='give its name, "DiLoCo" for example, or the class of an experimental one',
         )
     if isinstance(kind, type) and "inner" not in inspect.signature(kind).parameters:
         raise ConfigError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from atoll.optim.compressors.base import Compressor, Dense
 from atoll.optim.compressors.dgc import DGC
-from atoll.optim.compressors.ef21 import EF21, EControl
+from atoll.optim.compressors.error_feedback import ErrorFeedback
 from atoll.optim.compressors.l_greco import LGreCo
 from atoll.optim.compressors.layer_bits import LayerBits
 from atoll.optim.compressors.power_sgd import PowerSGD
@@ -16,11 +16,10 @@ from atoll.optim.compressors.unbiased import QSDP, TernGrad
 
 __all__ = [
     "DGC",
-    "EF21",
     "QSDP",
     "Compressor",
     "Dense",
-    "EControl",
+    "ErrorFeedback",
     "LGreCo",
     "LayerBits",
     "PowerSGD",

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from atoll.collectives.codecs import F32
 from atoll.collectives.errors import CodecError, ConfigError, RemoteProtocolError
 from atoll.optim.every_step.every_step import CHECK_EVERY
 from atoll.optim.every_step.log import (
@@ -70,6 +71,8 @@ class ZerothOrder(EveryStepLog):
     ``help("atoll.optim.method")`` what the calls do.
     """
 
+    _wire = ""  # what peers compare beside the seed
+
     @takes(RunOptions)
     def __init__(
         self,
@@ -92,7 +95,7 @@ class ZerothOrder(EveryStepLog):
         spec = RunSpec(
             method="zeroth_order",
             sync_every=1,
-            schedule=f"seed {seed}",
+            schedule=f"{self._wire}seed {seed}",
             codec="float32",
             **specified(options),
         )
@@ -190,16 +193,23 @@ class ZerothOrder(EveryStepLog):
 
         All operations are rounded by themselves, so they have one result on any device.
         """
-        scalars = [
-            (Stream(self.steps, sample, part.number), float(SCALARS[code]))
+        streams = [
+            Stream(self.steps, sample, part.number)
             for part in record.parts
-            for sample, code in enumerate(part.codes)
-            if code
+            for sample in range(len(part.codes))
         ]
-        count = sum(len(part.codes) for part in record.parts)
-        factor = float(np.float32(record.lr / math.sqrt(max(1, count))))
+        found = SCALARS[[code for part in record.parts for code in part.codes]]
+        values, factor = self._weighted(found, record.lr)
+        scalars = [(s, float(v)) for s, v in zip(streams, values, strict=True) if v]
         for p, total in self._for_each(partial(self._sum, scalars)) if scalars else ():
             p.copy_(p.float() - total * factor)
+
+    def _weighted(self, found: F32, lr: float) -> tuple[F32, float]:
+        """Return by what the directions of all samples are multiplied, and then their sum.
+
+        ``found``: the projected gradient of each sample, float32[n], the same on all peers.
+        """
+        return found, float(np.float32(lr / math.sqrt(max(1, found.size))))
 
     def _for_each(
         self, make: Callable[[int, int, torch.device], Tensor]

@@ -20,7 +20,7 @@ from atoll.collectives.codecs import F32
 from atoll.optim.inner import Inner
 from atoll.optim.methods.synchronous import SynchronousMethod
 from atoll.optim.options import SpeedOptions, specified, takes
-from atoll.optim.run_spec import RunSpec
+from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec
 from atoll.optim.sessions import TrainerSession
 
 
@@ -46,6 +46,8 @@ class AsyncDiLoCo(SynchronousMethod):
     Then 0.9, as in ``DiLoCo``, oscillates for long: of four peers, each half-way to the optimum in
     a round, an error shrinks by 7 % in N rounds, with 0.5 by 30 %.
 
+    ``momentum_codec``: as for DiLoCo.
+
     A peer that is twice as slow is in half as many rounds, and its pseudo-gradients are of an older
     theta. ``round_s`` gives it half the steps instead. The larger N, the smaller is each step: if
     peers leave for good, a run of fewer is slower than it need be. ``global_step`` counts N rounds
@@ -70,6 +72,7 @@ class AsyncDiLoCo(SynchronousMethod):
         outer_delay: int,
         outer_lr: float = 0.7,
         outer_momentum: float = 0.5,
+        momentum_codec: str = MOMENTUM_CODECS[0],
         codec: str = "int8",
         **options: Unpack[SpeedOptions],
     ) -> None:
@@ -80,6 +83,7 @@ class AsyncDiLoCo(SynchronousMethod):
             outer_momentum=outer_momentum,
             outer_delay=outer_delay,
             submits="deltas",
+            momentum_codec=momentum_codec,
             codec=codec,
             **specified(options),
         )

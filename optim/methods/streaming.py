@@ -35,7 +35,7 @@ from atoll.optim.model_io import ModelVector
 from atoll.optim.muon import outer_momentum_of
 from atoll.optim.options import TrustOptions, specified, takes
 from atoll.optim.outer_step import OuterRate, factor_of
-from atoll.optim.run_spec import ROUNDS_IN_FLIGHT_MAX, RunSpec
+from atoll.optim.run_spec import MOMENTUM_CODECS, ROUNDS_IN_FLIGHT_MAX, RunSpec
 from atoll.optim.sessions import TrainerSession
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome
@@ -57,8 +57,8 @@ class StreamingDiLoCo(RoundMethod):
     much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
     ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
     which cost 25 bytes of the trainer's host memory for each parameter (with 16 fragments).
-    ``outer_momentum``, ``outer_lr``: as for DiLoCo; eager updates need a number for the latter.
-    Delay and local are each trainer's own, the other arguments are the run's.
+    ``outer_momentum``, ``outer_lr``, ``momentum_codec``: as for DiLoCo; eager updates need a number
+    for ``outer_lr``. Delay and local are each trainer's own, the other arguments are the run's.
 
     There is no ``round_s``: fragments are sent at the same steps on all peers, which take turns by
     it. Give slower peers smaller batches, and ``count()`` them.
@@ -81,6 +81,7 @@ class StreamingDiLoCo(RoundMethod):
         eager: bool = False,
         outer_lr: OuterRate = 0.4,
         outer_momentum: float | None = None,
+        momentum_codec: str = MOMENTUM_CODECS[0],
         codec: str = "fp4_e3m0",
         **options: Unpack[TrustOptions],
     ) -> None:
@@ -104,6 +105,7 @@ class StreamingDiLoCo(RoundMethod):
             outer_lr_by_peers=by_peers,
             outer_momentum=outer_momentum,
             submits="deltas" if eager else "parameters",
+            momentum_codec=momentum_codec,
             codec=codec,
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),

@@ -10,7 +10,7 @@ change unseen. ``tag`` is an HMAC under the run's secret over the text without t
     8 bytes     length of the header, little-endian
     header      JSON, filled up with blanks to a multiple of 8
     theta.*     the outer parameters in the order of the run's manifest: θ, float32, end to end
-    momentum.*  the same for the outer momentum
+    momentum.*  the same for the outer momentum; or momentum alone, uint8, as the run encodes it
     leaves      uint8[chunks, 32]: the digest of each chunk's parameters and momentum
 
 Nothing in it is chosen by the writer: who knows manifest, round and chain knows the header byte for
@@ -30,10 +30,12 @@ from typing import Any, NamedTuple, TypeVar
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from atoll.collectives.chunks import ChunkGrid
+from atoll.collectives.chunks import ChunkGrid, EncodedLayout
 from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.collectives.merkle import LEAF_BYTES
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.outer_step import momentum_layout
+from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec
 from atoll.peer.membership.view import ANCESTORS_MAX, MEMBERS_MAX, Rules, short
 from atoll.peer.net.invite import check_run_name
 
@@ -56,6 +58,7 @@ LENGTH_BYTES = 8
 # 65,536 parameters, each named twice, with names of the usual length. (safetensors' own is 100 MB.)
 HEADER_BYTES_MAX = 16 << 20
 LEAVES = "leaves"
+MOMENTUM = "momentum"
 # Always as many, so that a writer knows where all lies before it knows of which round it will be.
 ROUND_DIGITS = 12
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -306,11 +309,21 @@ _PARSE: dict[str, Callable[[object], object]] = {
 
 
 class ChunkPlace(NamedTuple):
-    """Say where one chunk lies in the file: ``nbytes`` of parameters and as many of momentum."""
+    """Say where the parameters and the momentum of one chunk lie in the file."""
 
     theta_at: int
     momentum_at: int
-    nbytes: int
+    theta_bytes: int
+    momentum_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.theta_bytes + self.momentum_bytes
+
+    def parts(self, data: memoryview) -> tuple[tuple[int, memoryview], ...]:
+        """Return each part of a chunk's memory with its place in the file."""
+        theta, momentum = data[: self.theta_bytes], data[self.theta_bytes : self.nbytes]
+        return (self.theta_at, theta), (self.momentum_at, momentum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,27 +335,31 @@ class StateLayout:
 
     manifest: Manifest
     grid: ChunkGrid
+    momentum: EncodedLayout
     prefix: bytes
 
     @classmethod
-    def of(cls, manifest: Manifest, round_number: int, chain: bytes) -> StateLayout:
-        """Return the layout of a model's state after one round.
+    def of(cls, spec: RunSpec, manifest: Manifest, round_number: int, chain: bytes) -> StateLayout:
+        """Return the layout of a run's state after one round.
 
         Raises CheckpointError for a model with so many names that the header has no room for them.
         """
-        grid = manifest.grid
+        grid, kept = manifest.grid, momentum_layout(spec, manifest.grid)
+        as_values = spec.momentum_codec == MOMENTUM_CODECS[0]
         tensors = [
             (f"{part}.{p.name}", "float32", p.shape, 4 * p.size)
-            for part in ("theta", "momentum")
+            for part in ("theta", "momentum")[: 1 + as_values]
             for p in manifest.parameters
         ]
+        if not as_values:
+            tensors.append((MOMENTUM, "uint8", (kept.total_bytes,), kept.total_bytes))
         tensors.append((LEAVES, "uint8", (grid.count, LEAF_BYTES), LEAF_BYTES * grid.count))
         metadata = {"round": f"{round_number:0{ROUND_DIGITS}d}", "chain": chain.hex()}
-        return cls(manifest, grid, header_bytes(tensors, metadata))
+        return cls(manifest, grid, kept, header_bytes(tensors, metadata))
 
     @property
     def leaves_at(self) -> int:
-        return len(self.prefix) + 8 * self.grid.total
+        return self.theta_at(self.grid.total) + self.momentum.total_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -353,7 +370,9 @@ class StateLayout:
 
     def place(self, chunk: int) -> ChunkPlace:
         lo, hi = self.grid.bounds(chunk)
-        return ChunkPlace(self.theta_at(lo), self.theta_at(self.grid.total + lo), 4 * (hi - lo))
+        start, end = self.momentum.slice(chunk)
+        momentum_at = self.theta_at(self.grid.total) + start
+        return ChunkPlace(self.theta_at(lo), momentum_at, 4 * (hi - lo), end - start)
 
     def describe(self, chunk: int) -> str:
         """Name a chunk and the parameters that lie in it, for people: ``chunk 3 (w1, w2)``."""

@@ -77,16 +77,16 @@ class Checkpoint:
         digest = _sha256 if is_old else strong_digest
         for chunk, leaf in enumerate(self.leaves):
             place = self.layout.place(chunk)
-            data = view[: 2 * place.nbytes]
-            read_exactly(self.fd, data[: place.nbytes], place.theta_at)
-            read_exactly(self.fd, data[place.nbytes :], place.momentum_at)
+            data = view[: place.nbytes]
+            for at, part in place.parts(data):
+                read_exactly(self.fd, part, at)
             if digest(data) != leaf:
                 what = f"{self.path.name} is damaged: {self.layout.describe(chunk)} is not what"
                 raise _refused(f"{what} was written there")
             yield chunk, data
 
     def buffer(self) -> bytearray:
-        return bytearray(8 * self.layout.grid.chunk_elements)
+        return bytearray(self.layout.place(0).nbytes)
 
     def check_chunks(self) -> None:
         for _ in self.chunks(self.buffer()):
@@ -310,8 +310,7 @@ def readable(
 
 def _layout_of(manifest: CheckpointManifest, path: Path) -> StateLayout:
     try:
-        _, parameters = parse_blob(manifest.blob)
-        layout = StateLayout.of(parameters, manifest.round, manifest.chain)
+        layout = StateLayout.of(*parse_blob(manifest.blob), manifest.round, manifest.chain)
     except AtollError as error:  # signed, but by a writer that this version does not understand
         raise _refused(f"{path.name} cannot be used here: {error.what}") from error
     sizes = (layout.grid.count, layout.total_bytes)

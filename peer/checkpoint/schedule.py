@@ -393,7 +393,7 @@ class CheckpointFolder:
 
 def checkpoint_bytes(state: ReplicatedState) -> int:
     """Return the bytes of a checkpoint of ``state``; its manifest has some KiB on top."""
-    return StateLayout.of(state.manifest, 0, bytes(32)).total_bytes
+    return StateLayout.of(state.spec, state.manifest, 0, bytes(32)).total_bytes
 
 
 def _describe(written: WrittenCheckpoint) -> str:

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.collectives.codecs import U8
 from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import CheckpointError, StateError
 from atoll.collectives.merkle import merkle_root
@@ -39,7 +38,6 @@ from atoll.peer.checkpoint.reader import (
     read_exactly,
 )
 from atoll.peer.membership.view import View, short
-from atoll.peer.rounds.entries import EntryHead
 from atoll.peer.rounds.log import RoundLog
 from atoll.peer.rounds.state import CHUNK_COPY_BYTES_MAX, ReplicatedState, state_digest
 
@@ -132,7 +130,7 @@ class CheckpointWriter:
         view: Callable[[], View],
         incarnation: int,
     ) -> CheckpointManifest:
-        layout = StateLayout.of(state.manifest, state.round, bytes(32))
+        layout = StateLayout.of(state.spec, state.manifest, state.round, bytes(32))
         os.posix_fallocate(fd, 0, layout.total_bytes)  # a full disk says so now, not in an hour
         lineage, pinned = view().lineage, log.last + 1  # what will be committed meanwhile
         try:
@@ -147,7 +145,7 @@ class CheckpointWriter:
         digest = state_digest(state.blob, root)
         if not chain or digest != log.digest_after(round_number):
             raise StateError(f"round {round_number} was taken back while it was copied")
-        layout = StateLayout.of(state.manifest, round_number, chain)
+        layout = StateLayout.of(state.spec, state.manifest, round_number, chain)
         write_exactly(fd, layout.prefix, 0)
         write_exactly(fd, b"".join(copy.leaves), layout.leaves_at)
         self.doing = f"waiting for the disk to sync round {round_number}"
@@ -268,9 +266,9 @@ class _StateCopy:
 
     def _replay(self, chunk: int, rounds: range) -> None:
         place = self._layout.place(chunk)
-        data = self._buffer[: 2 * place.nbytes]
-        read_exactly(self._fd, data[: place.nbytes], place.theta_at)
-        read_exactly(self._fd, data[place.nbytes :], place.momentum_at)
+        data = self._buffer[: place.nbytes]
+        for at, piece in place.parts(data):
+            read_exactly(self._fd, piece, at)
         changed = False
         for round_number in rounds:
             head = self._log.head(round_number)
@@ -284,25 +282,23 @@ class _StateCopy:
             if part is None:
                 raise StateError(f"round {round_number} is not in the log any more")
             encoded, contributors = np.frombuffer(part, np.uint8), head.origin(index).contributors
-            self._step(head, data, encoded, contributors)
+            theta, momentum = (np.frombuffer(each, np.uint8) for _, each in place.parts(data))
+            self._outer_step(  # as ReplicatedState takes it
+                self._state.codec_of(head),
+                encoded,
+                theta.view(np.float32),
+                momentum,
+                round_number=head.round,
+                contributors=contributors,
+            )
             changed = True
         if changed:
             self.leaves[chunk] = strong_digest(data)
             self._write(chunk, data)
 
-    def _step(self, head: EntryHead, data: memoryview, encoded: U8, contributors: int) -> None:
-        """Take the outer step, as ReplicatedState takes it, in the chunk's own place."""
-        theta, momentum = np.frombuffer(data, np.float32).reshape(2, -1)
-        codec = self._state.codec_of(head)
-        pair = theta, momentum
-        self._outer_step(
-            codec, encoded, pair, pair, round_number=head.round, contributors=contributors
-        )
-
     def _write(self, chunk: int, data: memoryview) -> None:
-        place = self._layout.place(chunk)
-        write_exactly(self._fd, data[: place.nbytes], place.theta_at)
-        write_exactly(self._fd, data[place.nbytes :], place.momentum_at)
+        for at, part in self._layout.place(chunk).parts(data):
+            write_exactly(self._fd, part, at)
 
 
 # ---------------------------------------------------------------- files

@@ -886,8 +886,8 @@ class TrainerChannel:
         return answer, receive_region(self._lifeline, writable=writable)
 
     def _map_state(self, serial: int) -> None:
-        floats = self._receive("state", writable=False)
-        self._theta, self._marks = floats[: len(floats) // 2], {}
+        elements, floats = self._receive_numbered("state", writable=False)
+        self._theta, self._marks = floats[:elements], {}
         self._state_serial = serial
 
     def _outcome(self, call: int) -> dict[str, Any]:
@@ -898,7 +898,8 @@ class TrainerChannel:
                 if kind == "outcome" and value["call"] == call:
                     del self._client.events[position]
                     return value
-            self._client.receive(min(1.0, limit_s), self._lifeline)
+            left_s = started_s + limit_s - time.monotonic()
+            self._client.receive(min(1.0, max(0.0, left_s)), self._lifeline)
             now_s = time.monotonic()
             if now_s - started_s > limit_s:
                 raise self._too_late(now_s - started_s)

@@ -52,6 +52,7 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.durable_records import ReadyRecord
 from atoll.peer.membership.messages import Begin
+from atoll.peer.membership.packing import Packing
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.probation import terms_of
 from atoll.peer.membership.view import ARCHIVE, View, short
@@ -115,6 +116,7 @@ class Daemon:
         self._effect_handlers = self._effect_table()
         self._archive = options.role == ARCHIVE
         self._on_view: Callable[[View], None] | None = None  # see tell_view
+        self._packing = Packing()
         self._was_in = options.returns  # in some view; or it goes on trying without a limit
         self._rounds = 0  # that were committed in it
 
@@ -418,7 +420,7 @@ class Daemon:
     def _effect_table(self) -> dict[type, Callable[[Any], object]]:
         """Return what carries out each effect of the membership machine."""
         return self.executor.handlers() | {
-            ev.Send: lambda e: self.host.send(e.peer, e.message),
+            ev.Send: lambda e: self.host.send(e.peer, self._packing.packed(e.peer, e.message)),
             ev.Connect: lambda e: self.parts.reconnector.dial(e.peer, e.address),
             ev.AskKernel: lambda e: self._ask_kernel(e.peer),
             ev.ProbePeer: lambda e: self.spawn(self._probe(e.peer, e.address)),
@@ -465,6 +467,8 @@ class Daemon:
             handler(peer, message)
 
     def _on_membership(self, peer: bytes, message: object) -> None:
+        if isinstance(message, ms.Packed):
+            message = self._packing.unpacked(peer, message)
         self.feed(ev.Received(peer, message))
 
     def _ask_kernel(self, peer: bytes) -> None:
@@ -643,6 +647,7 @@ class Daemon:
 
     def _on_installed(self, view: View) -> None:
         self._was_in = True
+        self._packing.enter(view)
         self.parts.event_log.installed(view)
         self.parts.admission.installed(view.peers, view.banned)
         self.executor.installed(view)

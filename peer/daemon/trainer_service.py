@@ -325,12 +325,14 @@ class TrainerService:
             raise SessionError("this trainer has ended meanwhile")
         send_region(self.ipc_server.lifeline(client), region, writable=True)
 
-    async def _state(self, client: bytes, _: dict[str, Any]) -> None:
+    async def _state(self, client: bytes, _: dict[str, Any]) -> int:
+        """Hand out the memory of the state; return how many parameters are at its beginning."""
         self.known(client)
         state = self._executor.state
         if state is None:
             raise SessionError("the run has no state yet")
         send_region(self.ipc_server.lifeline(client), state.shared, writable=False)
+        return state.manifest.elements
 
     async def _base(self, client: bytes, arguments: dict[str, Any]) -> tuple[int, int]:
         """Return what tells the run's parameters of a fragment from later ones: see ``_submit``."""

@@ -44,6 +44,8 @@ MEMBER_TRIES_MAX = 1  # ... with a trainer that could take part
 # a new one, but no sooner after the last: what is found out at first may change once more.
 PATHS_S = 5.0
 JOINER_PATIENCE = 12.0  # a joiner is held for after so many times what a member with a trainer is
+HOLD_MAX_S = 30.0  # as long as the slowest trainer is waited for
+EXCHANGES_KEPT = 3  # the shortest counts: one in which something was wrong takes longer
 HOLD_PAUSES = 10.0  # and again only after so many times the hold: rounds lose a tenth at most
 _BACKOFF_MIN_S = 1.0
 
@@ -106,6 +108,8 @@ class Admission:
         self._min_trainers = view.rules.min_trainers  # what members ask for, the last of them
         self.successor: bytes | None = None  # whom to hand over to; empty: to the first that can
         self._catch_ups: dict[bytes, CatchUpHold] = {}
+        self._held = (-1, 0.0)  # after which round a boundary was held last, and since when
+        self._rounds_s: tuple[float, ...] = ()  # how long the last exchanges took
         self._not_before_s: dict[bytes, float] = {}  # when a dropped joiner may ask again
         self._stalls: dict[bytes, int] = {}
 
@@ -182,6 +186,8 @@ class Admission:
         )
         lives = {member.peer for member in before.view.members if member in self.view.members}
         self.leaving = before.leaving & lives  # or a crowd would go one by one, a view for each
+        self._held, self._rounds_s = before._held, before._rounds_s
+        self._catch_ups = before._catch_ups  # ``hold`` forgets who is not there any more
 
     def ask_trainers(self, count: int) -> None:
         """Let rounds need so many trainers from the next view on."""
@@ -264,29 +270,51 @@ class Admission:
         return position == own.previous and has_state and not self._differs(beat)
 
     def hold(self, alive: set[bytes], now_s: float) -> bool:
-        """Return whether the boundary waits for somebody who cannot keep up, while it gets on."""
+        """Return whether the boundary waits for somebody who cannot keep up, while it gets on.
+
+        For all of them together it waits no longer than for one.
+        """
         behind = self._behind(alive)
         if not behind and not self._catch_ups:
             return False  # as nearly always
         lagging = {p for p in alive if p in behind or self._lags(p)}
         kept = lagging | self.joiners.keys() & behind.keys()
         self._catch_ups = {p: catch_up for p, catch_up in self._catch_ups.items() if p in kept}
+        waits = False
         for peer, beat in behind.items():
             catch_up = self._catch_ups.setdefault(peer, CatchUpHold(beat.round, now_s))
             if beat.round != catch_up.round:
                 catch_up.round, catch_up.tries = beat.round, catch_up.tries + 1
             if catch_up.held_since_s is None and self._is_hopeless(peer, beat, catch_up, now_s):
                 catch_up.held_since_s = now_s
-                text = (
-                    f"round {self._own.round + 1} waits up to {duration(self._timing.hold_s)} for"
-                )
+                text = f"round {self._own.round + 1} waits up to {duration(self._hold_s)} for"
                 self._emit(Note("hold", f"{text} {short(peer)}, which cannot keep up", peer))
             if self._waits_for(catch_up, beat, now_s):
-                return True
+                waits = True
+                continue
             since_s, until_s = catch_up.held_since_s, catch_up.held_until_s
             if since_s is not None and now_s - since_s > HOLD_PAUSES * (until_s - since_s):
                 self._catch_ups[peer] = CatchUpHold(beat.round, now_s)
-        return False
+        return waits and self._has_patience(now_s)
+
+    def _has_patience(self, now_s: float) -> bool:
+        """Return whether the boundary after this round may be held any longer."""
+        number, since_s = self._held
+        if number != self._own.round:
+            self._held = (self._own.round, now_s)
+            return True
+        return now_s - since_s < self._hold_s
+
+    def exchanged(self, took_s: float) -> None:
+        """Note how long the exchange of a round has taken that is committed."""
+        self._rounds_s = (*self._rounds_s, took_s)[-EXCHANGES_KEPT:]
+
+    @property
+    def _hold_s(self) -> float:
+        """Return how long a boundary waits: who lacks a round copies it in the time of one."""
+        return max(
+            self._timing.hold_s, min((*self._rounds_s, HOLD_MAX_S)) if self._rounds_s else 0.0
+        )
 
     def _waits_for(self, catch_up: CatchUpHold, beat: Heartbeat, now_s: float) -> bool:
         """Return whether the boundary is held for this peer now."""
@@ -297,7 +325,7 @@ class Admission:
         if since_s is None or catch_up.is_over:
             return False
         catch_up.held_until_s = now_s
-        catch_up.is_over = not gets_on or now_s - since_s >= self._timing.hold_s
+        catch_up.is_over = not gets_on or now_s - since_s >= self._hold_s
         return not catch_up.is_over
 
     def _lags(self, peer: bytes) -> bool:

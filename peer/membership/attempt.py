@@ -44,6 +44,7 @@ from atoll.peer.rounds.entries import INIT, ORIGINS_MAX, REDUCE, EntryOrigin
 
 ATTEMPTS_MAX = 16  # a round that failed this often goes back to the barrier, and says so
 DISPUTES_MAX = 3  # retries after different results without a majority: then it is no accident
+SPOKEN_BEATS = 2  # in which who has been silent brings data, before that passes for a stall
 REPEAT_BYTES_PER_S = 128 * 1024  # what a link of 1 Mbit/s brings
 REPAIRS_MAX = 4  # orders to one peer to fetch R; after that it counts as stalled
 
@@ -83,6 +84,7 @@ class Attempt:
     _whole_s: float | None = None  # since when nothing is lacking but copies of outsiders
     _progress_bytes: int = -1
     _progress_s: float = 0.0
+    _silent_s: float = float("-inf")  # when somebody in it last said nothing
 
     def __post_init__(self) -> None:
         self._progress_s = self.began_s
@@ -266,7 +268,13 @@ class Attempt:
         dead = [peer for peer in begin.exchange if peer not in alive or peer in self.restarted]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
-        stalled = now_s - self._progress_s > self._stall_s and not self.silence.is_open
+        if self.silence.is_open:
+            self._silent_s = now_s
+        # Who has said nothing for a while, and speaks again, has data on the way.
+        spoke_s = now_s - self._silent_s
+        stalled = now_s - self._progress_s > self._stall_s and spoke_s > SPOKEN_BEATS * (
+            self.timing.heartbeat_s
+        )
         holders = [peer for peer in copies if peer in alive]
         if len(set(copies.values())) > 1:
             silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
@@ -345,7 +353,7 @@ class Attempt:
         patient = waited_s < self.timing.repair_s
         misses, paths = self._blamed()
         cover = self.cover(misses)
-        is_clear = bool(cover) and self._is_clear(cover)
+        is_clear = bool(cover) and self.is_named_by_two(cover, self.misses)
         if not own and not is_clear and waited_s >= self.timing.repair_s / 2:
             self.broken = self._paths_to_avoid(links)
         if paths and not (patient or cover):
@@ -403,13 +411,21 @@ class Attempt:
         last = b"" if last in self.begin.helpers else last
         return vertex_cover(misses, last, {*self.begin.participants} - self.jury)
 
-    def _is_clear(self, cover: Collection[bytes]) -> bool:
+    def is_named_by_two(
+        self, cover: Collection[bytes], misses: Mapping[bytes, Collection[bytes]]
+    ) -> bool:
         """Return whether two others name each of these peers, or it names itself.
 
         Of one broken edge, either end may be to blame.
         """
-        named = [peer for missing in self.misses.values() for peer in missing]
-        return all(named.count(peer) >= 2 or peer in self.misses.get(peer, ()) for peer in cover)
+        jury = self.jury  # a newcomer's word costs it nothing: against one of these it has none
+        named = [
+            peer
+            for reporter, missing in misses.items()
+            for peer in missing
+            if reporter in jury or peer not in jury
+        ]
+        return all(named.count(peer) >= 2 or peer in misses.get(peer, ()) for peer in cover)
 
     def _repair(
         self, now_s: float, peers: list[bytes], holders: list[bytes], links: LinkGraph
@@ -568,9 +584,11 @@ class AttemptCleanup:
     Whose submission turned out to be unusable is not kept: chunks with a part of it are reduced
     again.
 
-    The answers also say whom each participant waited for. When a round stalls a second time and
-    nobody has reported a broken link, that tells who is to go on without: a peer that sends and
-    cannot receive looks healthy to everyone until then.
+    The answers also say whom each participant waited for. When a round stalls and nobody has
+    reported a broken link, that tells who is to go on without: a peer that sends and cannot receive
+    looks healthy to everyone until then. If it is one peer alone, and two others have waited for
+    it, the next attempt goes on without it; else only the third one does without those who were
+    waited for.
     """
 
     def __init__(
@@ -608,9 +626,30 @@ class AttemptCleanup:
 
         ``excluding``: without those whom the others waited for, unless nobody would be left.
         """
-        cover = self.attempt.cover(unexplained(self._missing)) if excluding else set[bytes]()
+        cover = self.attempt.cover(self._late(alive)) if excluding else set[bytes]()
         staying = tuple(p for p in self._participants if p in alive and p not in cover)
         return staying or tuple(p for p in self._participants if p in alive)
+
+    def is_clear(self, alive: Collection[bytes]) -> bool:
+        """Return whether one peer alone explains the stall, and two living others say so."""
+        late = self._late(alive)
+        cover = self.attempt.cover(late)
+        return len(cover) == 1 and self.attempt.is_named_by_two(cover, late)
+
+    def is_between(self, me: bytes, alive: Collection[bytes]) -> bool:
+        """Return whether all that was waited for was to or from ``me``, as two living others say.
+
+        A coordinator that no data reaches, or leaves, would leave out all others: it hears what
+        they say, and is itself needed for each commit.
+        """
+        late = self._late(alive)
+        edges = [{peer, other} for peer, named in late.items() for other in named]
+        others = sum(me in named for peer, named in late.items() if peer != me)
+        return others >= 2 and all(me in edge for edge in edges)
+
+    def _late(self, alive: Collection[bytes]) -> Mapping[bytes, Collection[bytes]]:
+        """Return for whom the living have waited, but for those who are late for others' sake."""
+        return unexplained(self.waits_for(alive))
 
     def waits_for(self, alive: Collection[bytes]) -> dict[bytes, tuple[bytes, ...]]:
         """Return for whom the living participants waited, as they say themselves."""

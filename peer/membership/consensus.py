@@ -277,13 +277,16 @@ class Proposer:
         lineage, number = self.view.lineage, self.view.number
         own = self.ballot.peer
         alone = self.proposal is None and self._electorate.is_hopeless()
+        accept = None  # one for all, so that it is encoded once
+        if self.proposal is not None:
+            accept = Accept(lineage, number, self.ballot, self.proposal)
         for peer in self.view.peers:
             if alone and peer != own:
                 continue  # it would only keep them from standing, or from promising another one
-            if self.proposal is not None:
-                if self.proposal.fork and peer not in self.proposal.peers:
+            if accept is not None:
+                if accept.proposal.fork and peer not in accept.proposal.peers:
                     continue  # its vote could only block its own coordinator's proposals
-                self.emit(Send(peer, Accept(lineage, number, self.ballot, self.proposal)))
+                self.emit(Send(peer, accept))
             elif peer not in self._heard and (peer != own or self._stands):
                 self.emit(Send(peer, self._prepare))
 

@@ -227,11 +227,11 @@ class Coordinator:
             self._without_quorum(alive, now_s)
             return
         self._quorum_lost_noted = False
-        self.eligibility.witnesses = tuple(p for p in self.view.witnesses if p in alive)
+        staying = alive - self.admission.leaving
+        self.eligibility.witnesses = tuple(p for p in self.view.witnesses if p in staying)
         self.roster.mend_paths(now_s)
         self._note_links(alive)
         self._comparison.step(self._own, self.roster, alive)
-        staying = alive - self.admission.leaving
         if self.halted or self._own.is_behind or not self.admission.can_finish(staying):
             ended = [cleanup.attempt for cleanup in self.cleanups.values()]
             for attempt in [*self.attempts.values(), *ended]:
@@ -239,7 +239,7 @@ class Coordinator:
             self.attempts.clear()
             self.cleanups.clear()
         for number in sorted({*self.attempts, *self.cleanups}):
-            if self._step_round(number, staying, now_s):
+            if self._step_round(number, alive, staying, now_s):
                 return  # a commit reaches ourselves first: then we are called again
         self._step_boundary(alive, now_s)
 
@@ -269,12 +269,18 @@ class Coordinator:
 
     # ------------------------------------------------------------ a round
 
-    def _step_round(self, number: int, alive: set[bytes], now_s: float) -> bool:
-        """Move one open round on; return whether it was committed."""
+    def _step_round(
+        self, number: int, alive: set[bytes], staying: set[bytes], now_s: float
+    ) -> bool:
+        """Move one open round on; return whether it was committed.
+
+        Who is leaving does its part of an attempt to the end, and is in no other one; what it holds
+        goes with it, so it is no copy.
+        """
         cleanup = self.cleanups.get(number)
         if cleanup is not None:
             if cleanup.is_done(now_s, alive):
-                self._begin_again(cleanup, alive, now_s)
+                self._begin_again(cleanup, staying, now_s)
             return False
         attempt = self.attempts.get(number)
         if attempt is None:
@@ -291,7 +297,7 @@ class Coordinator:
             is_init = attempt.begin.kind == INIT  # everybody needs the first state at once
             training = alive if is_init else self.roster.attached(alive)
             attempt.keepers = self.roster.keepers()
-            root = attempt.committable(now_s, alive, given_up, training)
+            root = attempt.committable(now_s, staying, given_up, training)
             if root:
                 self._commit(attempt, root, now_s)
                 return True
@@ -364,21 +370,43 @@ class Coordinator:
         begin = cleanup.attempt.begin
         budget = self._budget(begin.round)
         budget.stalls += cleanup.is_stall
+        is_clear = cleanup.is_stall and cleanup.is_clear(alive)
         again = cleanup.is_stall and budget.stalls > 1
-        number, kind = begin.round, begin.kind
+        number = begin.round
         if self._plans_around(cleanup, alive, now_s):
-            again = False
-        participants = cleanup.participants(alive, excluding=again)
-        out = {*begin.participants} & alive - {*participants} - cleanup.attempt.restarted
-        if again:
+            again = is_clear = False
+        elif cleanup.is_stall and cleanup.is_between(self.me, alive):
+            text = f"round {number}: no data reaches or leaves this peer: another one is to lead"
+            self._emit(Note("hand-over", text))
+            self.admission.successor = b""
+            self._give_up(number, now_s)
+            return
+        excluding = again or is_clear
+        participants = self._next_participants(cleanup, alive, excluding=excluding)
+        if not participants and is_clear and not again:
+            # It may have come back: without it the round would begin anew from the barrier.
+            excluding = False
+            participants = self._next_participants(cleanup, alive, excluding=False)
+        if excluding:  # only whom the stall has left out, also where the others are too few
+            going_on = {*cleanup.participants(alive, excluding=True)}
+            out = {*begin.participants} & alive - going_on - cleanup.attempt.restarted
             self.eligibility.flaky_peers.blame(number, out, now_s)
-        participants = self.eligibility.linked(kind, participants)
-        enough = self.eligibility.may_go_on(number, kind, participants, begin, alive)
-        if participants and enough:
+        if participants:
             del self.cleanups[number]
-            self._begin(number, kind, participants, cleanup, alive, now_s)
+            self._begin(number, begin.kind, participants, cleanup, alive, now_s)
         else:  # the others have died meanwhile
             self._give_up(number, now_s)
+
+    def _next_participants(
+        self, cleanup: AttemptCleanup, alive: set[bytes], *, excluding: bool
+    ) -> tuple[bytes, ...]:
+        """Return the participants of the next attempt, or none if they are too few."""
+        begin = cleanup.attempt.begin
+        participants = cleanup.participants(alive, excluding=excluding)
+        participants = self.eligibility.linked(begin.kind, participants)
+        kind, number = begin.kind, begin.round
+        enough = self.eligibility.may_go_on(number, kind, participants, begin, alive)
+        return participants if enough else ()
 
     def _plans_around(self, cleanup: AttemptCleanup, alive: set[bytes], now_s: float) -> bool:
         """Return whether the next attempt avoids paths on which the last one has failed."""
@@ -422,6 +450,8 @@ class Coordinator:
         begin = attempt.begin
         del self.attempts[begin.round]
         self._budgets.pop(begin.round, None)
+        if begin.kind == STEP and not begin.kept:  # of one that keeps chunks it was a part
+            self.admission.exchanged(now_s - attempt.began_s)
         self.eligibility.flaky_peers.completed(begin.participants)
         self.offers.clear()
         chain = chain_after(self._own.chain, begin.round, begin.fragment, root)

@@ -38,7 +38,7 @@ from atoll.peer.membership.view import (
     Views,
 )
 from atoll.peer.membership.witness_owners import Owners, Work
-from atoll.peer.net.wire import Within, message
+from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, Within, message
 from atoll.peer.rounds.entries import (
     GATHER,
     INIT,
@@ -86,6 +86,7 @@ __all__ = [
     "ObjectIs",
     "Offer",
     "Operation",
+    "Packed",
     "Prepare",
     "ProbeView",
     "Promise",
@@ -585,6 +586,14 @@ class Resync(InView):
 
     round: Rounds
     digest: Digest
+
+
+@message(wire="Packed")
+@dataclass(frozen=True, slots=True)
+class Packed(InView):
+    """Carry a long message of the view, compressed by what both ends know (packing.py)."""
+
+    data: Annotated[bytes, Within(1, CONTROL_FRAME_BYTES_MAX)]
 
 
 # ---------------------------------------------------------------- outside the view

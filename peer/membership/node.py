@@ -1038,6 +1038,7 @@ _MESSAGES: dict[type, Callable[[Node, bytes, Any], None]] = {
     ms.Accepted: Node._on_accepted,
     ms.Install: lambda node, source, install: node._on_install(install),
     ms.ProbeView: lambda node, source, probe: node._tell_view(source, probe.view),
+    ms.Packed: lambda node, source, packed: None,  # of a view that we are not in, or just enter
     # those outside the view
     ms.Meet: Node._on_meet,
     ms.BootstrapHello: Node._on_bootstrap_hello,

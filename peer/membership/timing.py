@@ -47,7 +47,8 @@ class Timing:
     joiner_stall_s: float = 60.0  # a joiner without progress makes room: a donor that reduces may
     # send it a chunk at 5 % of a slow link
     behind_s: float = 5.0  # a member with a trainer that is behind for so long gets a boundary held
-    hold_s: float = 10.0  # a boundary waits at most so long for somebody who cannot quite keep up
+    hold_s: float = 4.0  # a boundary waits so long for somebody who cannot quite keep up, or as
+    # long as an exchange takes, which is what copying its result takes
     grace_s: float = (
         0.5  # a commit waits so long for trainers that have missed the round to copy it
     )

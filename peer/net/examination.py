@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple
 
 from atoll.collectives.errors import ConnectError, RemoteProtocolError
 from atoll.collectives.version import VERSION
-from atoll.optim.footprint import EXCHANGED_BYTES, host_bytes
+from atoll.optim.footprint import EXCHANGED_BYTES, host_bytes, state_bytes
 from atoll.optim.manifest import Manifest
 from atoll.optim.run_spec import STEPPED, RunSpec
 from atoll.peer.net.hello import PROTOCOL_MAX, PROTOCOL_MIN, Refused, refusal_error
@@ -29,7 +29,7 @@ STEP_S: Final = 0.5  # the next step takes four times that at most
 BYTES_MAX: Final = 2 * STEP_BYTES_MAX  # of one connection: all steps one way are less
 READINGS: Final = 3  # of the clock; the fastest errs least
 AT_ONCE_MAX: Final = 4  # that are examined: they share the member's link with its rounds
-STATE_BYTES: Final = 8  # θ and momentum of a parameter, which a joiner loads
+STATE_BYTES: Final = 8  # of a parameter, which a joiner loads, where trainers hold the state
 _TEXT_BYTES_MAX: Final = 64
 
 
@@ -146,14 +146,15 @@ def outline_of(spec: RunSpec, manifest: Manifest) -> RunOutline:
     """
     if spec.method in STEPPED:
         elements, daemon_bytes = manifest.elements, host_bytes(spec, manifest)
+        loaded_bytes = state_bytes(spec, manifest)
     else:
         shapes = (p.shape[1:] if p.shape[:1] == (0,) else p.shape for p in manifest.parameters)
         elements = sum(math.prod(shape) for shape in shapes)
-        daemon_bytes = EXCHANGED_BYTES * elements
+        daemon_bytes, loaded_bytes = EXCHANGED_BYTES * elements, STATE_BYTES * elements
     return RunOutline(
         0.0,
         elements=elements,
-        state_bytes=STATE_BYTES * elements,
+        state_bytes=loaded_bytes,
         daemon_bytes=daemon_bytes,
         method=spec.method,
         codec=spec.codec,

@@ -23,7 +23,7 @@ HEADS: Final = (
     "loss",
     "as good as",
 )
-NOT_COMPARED: Final = ("LocalSGD", "CO2", "AsyncDiLoCo", "NoLoCo", "DeMo")
+NOT_COMPARED: Final = ("LocalSGD", "AsyncDiLoCo", "NoLoCo", "DeMo")
 TOPOLOGIES: Final = {"hierarchical": "by sites", "pairwise": "an exchange of two"}
 
 

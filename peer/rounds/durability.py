@@ -220,14 +220,18 @@ class Durability:
     def ended(self, attempt: WrittenAttempt) -> None:
         """Hear that an attempt is over: without a READY its file goes."""
         name = attempt.name
-        ready = (effect.record for effect in self._waiting if _has_result(effect))
-        if any(name_of(record.place) == name for record in ready):  # type: ignore[union-attr]
+        if any(name_of(record.place) == name for record in self._waiting_results()):
             return
         writer = self._writers.pop(name, None)
         if writer is not None:
             attempt.result.watch(None)
             attempt.saving = False
             writer.drop()
+
+    def _waiting_results(self) -> list[ReadyRecord]:
+        """Return the records that are to be appended after their results, or are just about to."""
+        ready = (effect.record for effect in self._waiting if _has_result(effect))
+        return [record for record in ready if isinstance(record, ReadyRecord)]
 
     def persist(self, effect: ev.Persist) -> None:
         """Write a record; tell the machine when it is synced, if it is to be."""
@@ -331,6 +335,8 @@ class Durability:
             until = _replayable(present, since) if self._lacking or self._rounds is None else None
             limits = _Limits(since, until, tuple(rounds), self._port.writing_since())
             needed = await asyncio.to_thread(compact_ledger, self._ledger, limits)
+            # That of a READY whose record is what needs the room is on the disk already.
+            needed |= {name_of(record.place) for record in self._waiting_results()}
             await asyncio.to_thread(self._remove_others, needed)
         except OSError as error:  # no room, or no descriptor: it goes on in the file that it has
             why = f"old records and rounds were not removed: {reason(error)}"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from atoll.collectives import RoundResult
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.feedback import Compensated, ErrorFeedback
+from atoll.collectives.feedback import Compensated, ResidualFeedback
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.state import ReplicatedState
 
@@ -28,7 +28,7 @@ class Residual:
     """
 
     def __init__(self) -> None:
-        self.feedback: ErrorFeedback | None = None
+        self.feedback: ResidualFeedback | None = None
         self._rounds = 0  # that are in it
 
     def source(
@@ -46,7 +46,7 @@ class Residual:
             raise ConfigError(f"a round with error feedback is a butterfly, and no {layout.kind}")
         if self.feedback is None:
             codec, elements = get_codec(spec.codec), state.grid.total
-            self.feedback = ErrorFeedback(codec, elements, spec.error_feedback)
+            self.feedback = ResidualFeedback(codec, elements, spec.error_feedback)
         first, _ = state.grid.bounds(state.chunks_of(begin.fragment)[0])
         return Compensated(delta, self.feedback, state.fragment_grid(begin.fragment), first)
 

@@ -34,7 +34,7 @@ from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import StateError
 from atoll.collectives.merkle import MerkleTree
 from atoll.optim.manifest import Manifest, fragment_grid
-from atoll.optim.outer_step import OuterStep, Pair
+from atoll.optim.outer_step import OuterStep, momentum_layout
 from atoll.optim.pseudo_gradient import delta_source
 from atoll.optim.run_spec import RunSpec, parse_blob
 from atoll.peer.client.shared_memory import Region
@@ -43,7 +43,7 @@ from atoll.peer.rounds.entries import INIT, OPERATIONS, STEP, EntryHead
 Floats: TypeAlias = NDArray[np.float32]
 U8: TypeAlias = NDArray[np.uint8]
 Bytes: TypeAlias = bytes | bytearray | memoryview | U8
-CHUNK_COPY_BYTES_MAX = 8 * CHUNK_ELEMENTS_MAX  # parameters and momentum: memory for ``read_chunk``
+CHUNK_COPY_BYTES_MAX = 8 * CHUNK_ELEMENTS_MAX  # parameters and momentum, however it is kept
 READ_TRIES = 8  # a copy takes under a millisecond, a commit that changes the chunk much longer
 COMMIT_WAIT_S = 60.0  # for a commit to be complete: 1B parameters take 5 s, on a busy machine more
 _FLOAT32 = get_codec("float32")  # of INIT, whatever the run's codec
@@ -84,7 +84,8 @@ class _Position:
 class ReplicatedState:
     """Hold the outer parameters θ and the momentum b of a run.
 
-    ``shared`` holds θ and b, each float32[elements], for the trainer to map. It is another memory,
+    ``shared`` holds θ, float32[elements], for the trainer to map, and after it b in the bytes that
+    the run keeps of it (``momentum_layout``). It is another memory,
     with another ``serial``, after a load. ``generation`` is counted up when a commit begins and
     when it ends: it is odd in between.
 
@@ -121,7 +122,7 @@ class ReplicatedState:
         return self._buffers.theta
 
     @property
-    def momentum(self) -> Floats:
+    def momentum(self) -> U8:
         return self._buffers.momentum
 
     @property
@@ -179,7 +180,7 @@ class ReplicatedState:
 
     def chunk_bytes(self, chunk: int) -> int:
         """Return the size of a chunk's parameters and momentum in bytes."""
-        return 8 * self.grid.size(chunk)
+        return self._buffers.chunk_bytes(chunk)
 
     def close(self) -> None:
         self.shared.close()
@@ -375,7 +376,7 @@ class StateLoad:
         if values.size != self._state.chunk_bytes(chunk):
             expected = self._state.chunk_bytes(chunk)
             raise StateError(f"chunk {chunk} has {values.size} bytes, not {expected}")
-        theta, momentum = np.split(values, 2)
+        theta, momentum = np.split(values, [4 * self._state.grid.size(chunk)])
         self._fill(chunk, version, (theta, momentum))
 
     def keep(self, chunk: int, version: int) -> None:
@@ -459,15 +460,17 @@ class StateLoad:
 class StateBuffers:
     """Hold parameters θ and momentum b. One thread at a time writes.
 
-    ``shared`` holds θ and b, each float32[elements].
+    ``shared`` holds θ, float32[elements], and the bytes of b.
     """
 
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         count = manifest.elements
         self.grid, self._manifest = manifest.grid, manifest
         self._spec, self._step = spec, OuterStep(spec, self.grid.chunk_elements)
-        self.shared = Region("state", 2 * count)
-        self.theta, self.momentum = self.shared.floats[:count], self.shared.floats[count:]
+        self._kept = momentum_layout(spec, self.grid)
+        self.shared = Region("state", count + -(-self._kept.total_bytes // 4))
+        self.theta = self.shared.floats[:count]
+        self.momentum: U8 = self.shared.floats[count:].view(np.uint8)[: self._kept.total_bytes]
 
     def codec(self, head: EntryHead) -> Decoder:
         """Return the decoder of the bytes of an entry.
@@ -487,21 +490,21 @@ class StateBuffers:
 
         CodecError for malformed bytes; then nothing is written.
         """
-        pair = theta, momentum = self._pair(chunk)
+        theta, momentum = self._theta(chunk), self._momentum(chunk)
         if head.kind != INIT:
             first, _ = self._manifest.chunks_of(head.fragment, self._spec.fragments)
             self._step(
                 self.codec(head),
                 encoded,
-                pair,
-                pair,
+                theta,
+                momentum,
                 round_number=head.round,
                 contributors=head.origin(chunk - first).contributors,
             )
             return
         if not np.may_share_memory(encoded, theta):  # else it was received where it belongs
             _FLOAT32.decode(encoded, theta)
-        momentum.fill(0)
+        self._step.begin(momentum, theta.size)
 
     def leaf(self, chunk: int) -> bytes:
         """Return the digest of a chunk's parameters and momentum."""
@@ -510,14 +513,21 @@ class StateBuffers:
 
     def parts(self, chunk: int) -> tuple[U8, U8]:
         """Return the bytes of a chunk's parameters and of its momentum, in place."""
-        theta, momentum = self._pair(chunk)
-        return theta.view(np.uint8), momentum.view(np.uint8)
+        return self._theta(chunk).view(np.uint8), self._momentum(chunk)
+
+    def chunk_bytes(self, chunk: int) -> int:
+        """Return how many these are."""
+        return 4 * self.grid.size(chunk) + self._kept.size(chunk)
 
     def fill(self, chunk: int, parts: tuple[U8, U8]) -> None:
         """Overwrite a chunk with the bytes of parameters and momentum, as ``parts`` gives them."""
         for target, source in zip(self.parts(chunk), parts, strict=True):
             np.copyto(target, source)
 
-    def _pair(self, chunk: int) -> Pair:
+    def _theta(self, chunk: int) -> Floats:
         lo, hi = self.grid.bounds(chunk)
-        return self.theta[lo:hi], self.momentum[lo:hi]
+        return self.theta[lo:hi]
+
+    def _momentum(self, chunk: int) -> U8:
+        start, end = self._kept.slice(chunk)
+        return self.momentum[start:end]

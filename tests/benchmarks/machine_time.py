@@ -27,12 +27,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import first_state
-from benchmarks.recovery import others_commit
-from benchmarks.starved import Turn, burning, one_turn
 from harness import results
 from harness.labnet import NAMES
 from harness.processes import Fleet, fleet, until
+
+from benchmarks import first_state
+from benchmarks.recovery import others_commit
+from benchmarks.starved import Turn, burning, one_turn
 
 KINDS = ("deaths", "starved", "slices", "link")
 SLICED_PARAMETERS, SLICED_ROUNDS = 1e5, 30

@@ -1,13 +1,13 @@
 """Memory of a daemon per parameter, at the peak of a round and of the first state, and at rest.
 
-    python tests/benchmarks/memory.py [--elements 1e7 1e8 4e8] [--peers 2] [--rounds 4]
+    python tests/benchmarks/memory.py [--elements 1e7 1e8 4e8] [--momentum-codec dynamic8]
 
 Real daemons on loopback with numpy trainers, which keep rounds on their disk as users' do. Counted
 for each daemon, every SAMPLE_S, by the kernel's own figures (smaps): its private pages, its share
 of what is shared with other programs (Pss), and every region that it shares with its trainer once
 and whole, whichever of the two has touched the pages. Taken off: what the same daemon held in a
-view without a state. The bar is BAR_BYTES per parameter at the peak of a round, and that what a
-method announces at its start (``host_bytes``) is within ANNOUNCED of it.
+view without a state. The bar is BAR_BYTES per parameter at the peak of a round, by how the momentum
+is kept, and that what a method announces at its start (``host_bytes``) is within ANNOUNCED of it.
 
 The trainer's own memory (Pss without those regions) is told beside its model: the numpy trainer has
 two vectors of float32, so 8 bytes per parameter, and what the library adds.
@@ -35,7 +35,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
 
 MIB = 1 << 20
-BAR_BYTES = 12.0  # per parameter
+BAR_BYTES = {"float32": 12.0, "dynamic8": 8.0}  # per parameter
 ANNOUNCED = 0.1
 SAMPLE_S = 0.02  # reading a daemon's smaps takes 1 ms
 INNER_S = 0.5  # between two rounds: long enough for a few samples at rest
@@ -50,16 +50,17 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=2)
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--momentum-codec", choices=BAR_BYTES, default="float32")
     chosen = parser.parse_args()
     print("bytes per parameter, above the same daemon idle; the worst of its peers")
     print("parameters   first state   at rest   peak of a round   announced   trainer, own pages")
     for elements in map(int, chosen.elements):
-        found = measured(elements, "abcdefgh"[: chosen.peers], chosen.codec, chosen.rounds)
-        spec = RunSpec(sync_every=1, codec=chosen.codec)
+        spec = RunSpec(sync_every=1, codec=chosen.codec, momentum_codec=chosen.momentum_codec)
+        found = measured(elements, "abcdefgh"[: chosen.peers], spec, chosen.rounds)
         manifest = Manifest.of([Parameter("w", (elements,))])
         announced = host_bytes(spec, manifest) / elements
         missed = [
-            "MISSED: the peak" * (found.peak > BAR_BYTES),
+            "MISSED: the peak" * (found.peak > BAR_BYTES[spec.momentum_codec]),
             "MISSED: announced" * (abs(announced / found.peak - 1) > ANNOUNCED),
         ]
         print(
@@ -115,7 +116,8 @@ class Watch:
                     self.trainers[name] = max(held, self.trainers.get(name, held))
 
 
-def measured(elements: int, names: str, codec: str, rounds: int) -> Found:
+def measured(elements: int, names: str, spec: RunSpec, rounds: int) -> Found:
+    codec, method = spec.codec, "diloco8" if spec.momentum_codec == "dynamic8" else "diloco"
     with tempfile.TemporaryDirectory() as folder, fleet(Path(folder)) as run:
         run.form(names)
         time.sleep(1.0)  # until links are up and nothing is under way
@@ -123,7 +125,7 @@ def measured(elements: int, names: str, codec: str, rounds: int) -> Found:
         small = small_trainer_bytes(codec)
         with Watch(run) as watch:
             for name in names:
-                run.train(name, elements, inner_s=INNER_S, codec=codec)
+                run.train(name, elements, inner_s=INNER_S, codec=codec, method=method)
             reach(run, names, 3)
             first = max(watch.most[name] - idle[name] for name in names)
             watch.begin()

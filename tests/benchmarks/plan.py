@@ -28,7 +28,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.utilization import start, steps
 from harness import results
 from harness.labnet import NAMES, LabNet
 from harness.plans import sketch
@@ -39,6 +38,7 @@ from atoll.peer.lab.lab import Lab
 from atoll.peer.plan.advice import advise
 from atoll.peer.plan.model import RoundForecast, RunSketch, Variant, forecast
 from atoll.peer.telemetry.event_file import read
+from benchmarks.utilization import start, steps
 
 WARM = 2  # rounds: the first is INIT, and streams are new
 PLANNED_S = 90.0  # until links are measured; after that whatever rounds there are count

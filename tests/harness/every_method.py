@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import atoll
+from atoll.optim.experimental import CO2
 
 __all__ = ["EVERY_METHOD", "WITH_OPTIMIZER"]
 
@@ -36,7 +37,7 @@ def zeroth_order(model: Any, _inner: Any, peer: Any, **options: Any) -> Any:
 WITH_OPTIMIZER: dict[str, Callable[..., Any]] = {
     "DiLoCo": with_rounds(atoll.DiLoCo),
     "LocalSGD": with_rounds(atoll.LocalSGD),
-    "CO2": with_rounds(atoll.CO2),
+    "CO2": with_rounds(CO2),
     "StreamingDiLoCo": with_rounds(atoll.StreamingDiLoCo),
     "SparseLoCo": with_rounds(atoll.SparseLoCo),
     "AsyncDiLoCo": with_rounds(atoll.AsyncDiLoCo, outer_delay=1),

@@ -24,15 +24,13 @@ from torch import nn
 from atoll.collectives.codecs import F32
 from atoll.collectives.counter_rng import derive_key, random_words, unit_floats
 from atoll.optim import (
-    CO2,
     DGC,
-    EF21,
     QSDP,
     QSR,
     AsyncDiLoCo,
     DeMo,
     DiLoCo,
-    EControl,
+    ErrorFeedback,
     GradientAverage,
     LayerBits,
     LGreCo,
@@ -47,6 +45,7 @@ from atoll.optim import (
     ZerothOrder,
 )
 from atoll.optim.compressors import Compressor
+from atoll.optim.experimental import CO2, EF21, EControl
 from atoll.optim.swarm import SwarmSession
 
 __all__ = ["CASES", "FOLDER", "TOLERANCE", "Case", "History", "Model", "play", "read", "train"]
@@ -205,6 +204,7 @@ CASES: dict[str, Case] = {
     "ef21": _compressed(lambda _: EF21(eta=0.5)),
     "ef21_weighted": _compressed(lambda number: EF21(smoothness=1.0 + number)),
     "econtrol": _compressed(lambda _: EControl(eta=0.25)),
+    "error_feedback": _compressed(lambda _: ErrorFeedback(decay=0.9)),
     "layer_bits": _compressed(lambda _: LayerBits(choice=LGreCo(every=3, alpha=3.0))),
     "power_sgd_l_greco": _compressed(lambda _: PowerSGD(rank=2, start=1, choice=LGreCo(every=3))),
 }

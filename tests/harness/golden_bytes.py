@@ -190,14 +190,22 @@ def runs() -> dict[str, tuple[RunSpec, Manifest]]:
     frozen = (FrozenTensor("c", "4 float32", "0" * 16), FrozenTensor("d", "5 int64"))
     manifest = Manifest(Manifest.of(parameters).parameters, frozen)
     audited = RunSpec(sync_every=8, audit=True, validators=2, segment_steps=4)
-    late = RunSpec(method="async_diloco", sync_every=9, outer_delay=3, submits="deltas")
+    late = RunSpec(
+        method="async_diloco",
+        sync_every=9,
+        outer_delay=3,
+        momentum_codec="dynamic8",
+        submits="deltas",
+    )
     local = RunSpec(method="local_sgd", sync_every=8, outer="sgd")
+    warm = RunSpec(sync_every=8, warm_rounds=100, warm_every=2)
     return {
         "bare": (RunSpec(sync_every=8), plain),
         "full": (spec, manifest),
         "audited": (audited, plain),
         "asynchronous": (late, plain),
         "plain-mean": (local, plain),
+        "warm": (warm, plain),
     }
 
 

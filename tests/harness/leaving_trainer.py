@@ -24,7 +24,8 @@ from torch import nn
 
 import atoll
 from atoll.collectives.errors import AtollError
-from atoll.optim import CO2, AsyncDiLoCo, DiLoCo, NoLoCo, StreamingDiLoCo
+from atoll.optim import AsyncDiLoCo, DiLoCo, NoLoCo, StreamingDiLoCo
+from atoll.optim.experimental import CO2
 from atoll.optim.method import Method
 
 

@@ -21,14 +21,12 @@ import torch
 from torch import nn
 
 from atoll.optim import (
-    CO2,
     DGC,
-    EF21,
     QSDP,
     AsyncDiLoCo,
     DeMo,
     DiLoCo,
-    EControl,
+    ErrorFeedback,
     GradientAverage,
     LayerBits,
     LocalSGD,
@@ -43,6 +41,7 @@ from atoll.optim import (
 )
 from atoll.optim.compressors import Compressor
 from atoll.optim.every_step.every_step import EveryStep
+from atoll.optim.experimental import CO2, EF21, EControl
 from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import STEPPED, RunSpec
@@ -141,6 +140,7 @@ COSTS: dict[str, Row] = {
     "DiLoCo": _rounds(DiLoCo, 100),
     'DiLoCo(codec="int4")': _rounds(DiLoCo, 100, codec="int4"),
     'DiLoCo(codec="float32")': _rounds(DiLoCo, 100, codec="float32"),
+    'DiLoCo(momentum_codec="dynamic8")': _rounds(DiLoCo, 100, momentum_codec="dynamic8"),
     "StreamingDiLoCo": _streaming(),
     "StreamingDiLoCo(eager=True)": _streaming(eager=True),
     "AsyncDiLoCo": _rounds(AsyncDiLoCo, 100, outer_delay=PEERS),
@@ -155,6 +155,7 @@ COSTS: dict[str, Row] = {
     "DGC": replace(_gradients(DGC), inner=torch.optim.SGD),
     "EF21": _gradients(EF21),
     "EControl": _gradients(EControl),
+    "ErrorFeedback": _gradients(ErrorFeedback),
     "TernGrad": _gradients(TernGrad, width=128, memory_width=64),
     "QSDP": _gradients(QSDP, width=64, memory_width=32),
     "DeMo": Row(lambda model, inner, session, h, **more: DeMo(model, session, **more)),

@@ -5,7 +5,8 @@ outcome. Arguments: home, elements, rounds (0: until killed), seconds of "traini
 fault ("none", "nan" or "fork"), codec, method ("diloco", "sparse_loco" or "async_diloco"; "noisy"
 or "audited": DiLoCo where each parameter has a target of its own, which peers only partly share;
 "restless": one whose target moves at random, so that a round that is done again has other bytes;
-"reporting": one that reports its loss, steps and tokens).
+"reporting": one that reports its loss, steps and tokens; "diloco8": DiLoCo with its momentum in 8
+bits).
 """
 
 from __future__ import annotations
@@ -63,7 +64,13 @@ def main() -> int:
     elif sys.argv[7:] == ["async_diloco"]:
         spec = replace(ASYNC_DILOCO, codec=codec)
     else:
-        spec = RunSpec(sync_every=1, outer_lr=0.5, outer_momentum=0.5, codec=codec)
+        spec = RunSpec(
+            sync_every=1,
+            outer_lr=0.5,
+            outer_momentum=0.5,
+            codec=codec,
+            momentum_codec="dynamic8" if sys.argv[7:] == ["diloco8"] else "float32",
+        )
         spec = replace(spec, audit=sys.argv[7:] == ["audited"])
     manifest = Manifest.of([Parameter("w", (int(elements),))])
     session = atoll.connect(home, reconnect_s=float(os.environ.get("RECONNECT_S", "0")))

@@ -119,6 +119,8 @@ class VotesTwice(Liar):
         super().__init__(*arguments)
 
     def on_message(self, peer: bytes, message: object) -> None:
+        if isinstance(message, ms.Packed):
+            message = self._packing.unpacked(peer, message)
         if isinstance(message, ms.Accept):
             self._proposals[message.proposal.digest] = message.proposal
         super().on_message(peer, message)

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from atoll.optim import (
-    CO2,
     AsyncDiLoCo,
     DiLoCo,
     LocalSGD,
@@ -24,6 +23,7 @@ from atoll.optim import (
     StreamingDiLoCo,
     Swarm,
 )
+from atoll.optim.experimental import CO2
 
 __all__ = [
     "EVALUATES",

@@ -87,6 +87,8 @@ DEMO_TRAINER_MAY = {"torch", "atoll.optim"}
 DATA_MAY = {"atoll.optim.shards"}
 # Each integration may also import the library that it is named after; nothing imports it.
 INTEGRATIONS_MAY = OPTIM_TORCH_MAY | {"atoll.integrations"}
+# An extra, which says what a private run has spent.
+PRIVACY = {"atoll.optim.experimental.private"}
 LIBRARIES = {"accelerate", "lightning", "torchtitan", "transformers"}
 # Methods only for those who check types, and when they are asked for.
 ATOLL_MAY = {

@@ -33,6 +33,7 @@ from atoll.peer.membership.view import REPLICA, View
 from harness.decisions import suffice
 
 if TYPE_CHECKING:
+    from atoll.peer.membership.coordinator import Coordinator
     from harness.host import Host
 
 __all__ = ["Statements"]
@@ -64,6 +65,7 @@ class Statements:
         self._operations = operations  # chains of rounds that change no state
         self._ready: dict[Attempt, dict[tuple[bytes, int], bytes]] = {}  # who (life) -> root
         self._committed: set[Attempt] = set()
+        self._waited: dict[Attempt, dict[bytes, set[bytes]]] = {}  # for whom each says it has
         self._begun: dict[Attempt, int] = {}  # with how often it had stalled
         self._last: dict[tuple[bytes, int, int], ms.Begin] = {}  # of each round in a view
         self._proposed: set[View] = set()
@@ -121,6 +123,8 @@ class Statements:
             secret = self.keeps_nothing and begin is not None and begin.kind == STEP
             what = f"I4: {host.name} tells of chunks that nobody may believe it has made well"
             assert not (secret and message.digests), what
+            attempt = (message.lineage, message.view, message.round, message.attempt)
+            self._waited.setdefault(attempt, {})[host.peer] = {*message.missing}
         elif kind is ms.Begin:
             self._begins_well(host, message)
         elif kind is ms.Accept and message.ballot.number == 0:
@@ -172,6 +176,19 @@ class Statements:
         holds = job is not None and job.complete and job.begin == begin and job.root == ready.root
         assert holds, f"I5: {what} without that result"
 
+    def _lets_rest(self, lead: Coordinator, begin: ms.Begin, now_s: float, what: str) -> None:
+        """Raise if a round of an asynchronous run has somebody who takes no part for a while.
+
+        For want of others it may.
+        """
+        terms = lead.eligibility.terms
+        records = lead.eligibility.flaky_peers._records
+        resting = {p for p in begin.participants if p in records and now_s < records[p].until_s}
+        others = len(begin.participants) - len(resting)
+        if terms.asynchronous and terms.least == 1 and not terms.probation and resting:
+            few = 2 * others <= len(begin.participants)
+            assert few, f"I2: {what} with {len(resting)} that take no part"
+
     def _begins_well(self, host: Host, begin: ms.Begin) -> None:
         believes = self.keeps_nothing and begin.kind == STEP and begin.kept
         assert not believes, f"I4: {host.name} keeps chunks, and believes whoever says it has them"
@@ -194,12 +211,24 @@ class Statements:
         assert not dead, f"I2: {what} with {len(dead)} that it takes for dead"
         if last is not None and stalls == 1 and lead.roster.links.is_complete:
             first = self._begun[(*place, last.attempt)] == 0
-            out = {*last.participants} & lead.roster.alive(host.node.now_s) - {*begin.participants}
-            assert not (first and out), f"I2: {what} without {len(out)} after one stall"
+            staying = lead.roster.alive(host.node.now_s) - lead.admission.leaving
+            out = {*last.participants} & staying - {*begin.participants}
+            assert not first or len(out) < 2, f"I2: {what} without {len(out)} after one stall"
+            self._was_named(host, last, out if first else set(), what)
+        if last is None and begin.kind == STEP and lead.roster.links.is_complete:
+            self._lets_rest(lead, begin, host.node.now_s, what)
         if begin.kind == INIT and begin.layout is not None:
             own = [share for share, x in zip(begin.layout.shares, begin.weights, strict=True) if x]
             alone = sum(map(bool, begin.layout.shares)) == 1
             assert alone or not any(own), f"{what}, and who gives the parameters owns a part"
+
+    def _was_named(self, host: Host, last: ms.Begin, out: set[bytes], what: str) -> None:
+        """Raise if somebody is left out whom no two have waited for, the coordinator among them."""
+        said = self._waited.get((last.lineage, last.view, last.round, last.attempt), {})
+        for peer in out:
+            by = {reporter for reporter, named in said.items() if peer in named}
+            own = peer in by or (host.peer in last.participants and host.peer != peer)
+            assert len(by - {peer}) + own >= 2, f"I2: {what} without one that {len(by)} waited for"
 
     def _lets_in(self, host: Host, proposal: View) -> None:
         """Those who are new have said that they have the state, or had it a moment ago."""

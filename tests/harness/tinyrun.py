@@ -43,6 +43,7 @@ class TinyRun:
         codec: str = "int8",
         aggregate: str = "mean",
         by_peers: bool = False,
+        momentum_codec: str = "float32",
         lineage: bytes = b"L" * 32,
         log_bytes: int = 1 << 28,
         seed: int = 0,
@@ -56,6 +57,7 @@ class TinyRun:
             aggregate=aggregate,
             error_feedback=feedback,
             outer_lr_by_peers=by_peers,
+            momentum_codec=momentum_codec,
         )
         self.manifest = Manifest.of(parameters)
         self.state = ReplicatedState(blob(self.spec, self.manifest))

@@ -142,6 +142,7 @@ def test_forwarded_ports_are_found_and_used_by_all(tmp_path: Path) -> None:
         run.up("a")
         for number, name in ((1, "b"), (2, "c")):
             peer = run.join(name)
+            run.sees(name, number + 1)  # so that the next one finds it
             place = f"{lab.public_address(number)}:{NET_PORT}"
             if name == "c":  # for the first one nobody elsewhere is there yet
                 until(lambda p=peer: "others can dial this peer at" in p.text, "found", peer)

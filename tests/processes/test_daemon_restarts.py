@@ -22,6 +22,7 @@ from harness.processes import Fleet, Process, fleet, until
 
 import atoll
 from atoll.collectives.errors import CollectiveLostError, DaemonLostError, RoundError
+from atoll.optim.experimental import CO2
 
 COUNTED = Path(__file__).parents[1] / "harness" / "counted_trainer.py"
 SHARES = (1.0, 1 / 2, 1 / 3)
@@ -133,7 +134,8 @@ class Loop:
 
 METHODS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "DiLoCo": lambda m, i, s: atoll.DiLoCo(m, i, 4, s),
-    "CO2": lambda m, i, s: atoll.CO2(m, i, 4, s, outer_momentum=0.5),
+    "momentum in 8 bits": lambda m, i, s: atoll.DiLoCo(m, i, 4, s, momentum_codec="dynamic8"),
+    "CO2": lambda m, i, s: CO2(m, i, 4, s, outer_momentum=0.5),
     "StreamingDiLoCo": lambda m, i, s: atoll.StreamingDiLoCo(m, i, 4, s, delay=2),
     "AsyncDiLoCo": lambda m, i, s: atoll.AsyncDiLoCo(m, i, 4, s, outer_delay=2),
     "NoLoCo": lambda m, i, s: atoll.NoLoCo(m, i, 4, s),

@@ -15,8 +15,9 @@ from harness.gradients import flat, loss_of, model, state_of
 from harness.processes import WAIT_S, fleet, peer_id, until
 
 from atoll.collectives.errors import DaemonLostError
-from atoll.optim import DGC, EF21, GradientAverage, PowerSGD, Swarm
+from atoll.optim import DGC, GradientAverage, PowerSGD, Swarm
 from atoll.optim.compressors import Compressor
+from atoll.optim.experimental import EF21
 from atoll.peer.client.session import Session
 
 STEPS = 12

@@ -14,6 +14,7 @@ SCRIPT = """
 import hashlib, json, signal, sys, threading, time
 import torch
 import atoll
+from atoll.optim.experimental import CO2
 
 home, method, folder, steps, stops_at = sys.argv[1:4] + list(map(int, sys.argv[4:6]))
 stop = threading.Event()
@@ -24,7 +25,7 @@ inner = torch.optim.AdamW(model.parameters(), lr=0.01)
 peer = atoll.connect(home)
 outer = {
     "DiLoCo": lambda: atoll.DiLoCo(model, inner, 4, peer),
-    "CO2": lambda: atoll.CO2(model, inner, 4, peer, outer_momentum=0.5),
+    "CO2": lambda: CO2(model, inner, 4, peer, outer_momentum=0.5),
     "StreamingDiLoCo": lambda: atoll.StreamingDiLoCo(model, inner, 4, peer, delay=1),
     "NoLoCo": lambda: atoll.NoLoCo(model, inner, 4, peer),
     "GradientAverage": lambda: atoll.GradientAverage(

@@ -14,7 +14,8 @@ from harness.callers import callers
 from harness.processes import WAIT_S, fleet, peer_id
 from torch import nn
 
-from atoll.optim import CO2, DiLoCo, LocalSGD, SparseLoCo, StreamingDiLoCo, Swarm
+from atoll.optim import DiLoCo, LocalSGD, SparseLoCo, StreamingDiLoCo, Swarm
+from atoll.optim.experimental import CO2
 from atoll.peer.client.session import Session
 
 ROUNDS, SYNC_EVERY = 4, 4

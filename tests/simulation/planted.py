@@ -38,7 +38,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "coordinator",
         "or not self.admission.can_finish(staying):",
         "or self.me in self.admission.leaving:",
-        test=UNIT + "leaving_together.py::test_most_of_seven_leave_and_the_rest_go_on",
+        test=UNIT + "leaving_together.py::test_a_crowd_does_not_wait_for_a_long_round",
     ),
     Mutant(
         "a new view forgets who leaves",
@@ -614,8 +614,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "who waits for the late is late",
         "attempt",
-        "cover(unexplained(self._missing))",
-        "cover(self._missing)",
+        "return unexplained(self.waits_for(alive))",
+        "return self.waits_for(alive)",
         test=UNIT + "attempt_cleanup.py::test_who_waits_for_those_who_wait_goes_on",
     ),
 )

@@ -22,6 +22,7 @@ anew: read the difference before you commit it.
     bridge NAMES NAMES     two halves that hear each other only through who is in neither; no
                            stream is found broken before the round stalls
     deaf NAME              no data goes to it or from it, and no stream is found broken
+    calls NAME NAMES       it waits for these as the founders of a run
     ask NAME N             rounds are to need so many trainers
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
@@ -212,6 +213,10 @@ class Script:
         for other in self.names:
             if other != name:
                 self.cluster.data_cut.add(frozenset((peer_id(name), peer_id(other))))
+
+    def do_calls(self, name: str, names: str) -> None:
+        founders = tuple(self.cluster.address(other, 1) for other in names)
+        self.cluster.give(name, ms.BootstrapConfig(founders=founders))
 
     def do_oneway(self, a: str, b: str) -> None:
         self.cluster.one_way.add((peer_id(a), peer_id(b)))

@@ -126,14 +126,14 @@ def spring(options: Options, kind: str) -> bool:
 
 
 def test_no_message_and_no_effect_is_left_out() -> None:
-    """But parts of messages, what nobody is refused for here, what ends a process, and disks.
+    """But parts of messages, how they travel, what nobody is refused for, what ends one, and disks.
 
     durable.py has those.
     """
     kinds = {*ms.InView.__subclasses__(), *get_args(ms.MEMBERSHIP)}
     messages = kinds & {*registered().values()}  # without those that slots were made of
     found = {trace_name(kind) for kind in (*messages, *get_args(ev.Effect))}
-    assert found == {*FAILPOINTS, "JoinRefused", "Left", "Persist", "Send", "TakeBack"}
+    assert found == {*FAILPOINTS, "JoinRefused", "Left", "Packed", "Persist", "Send", "TakeBack"}
 
 
 def test_what_is_known_not_to_be_reached_is_in_the_source() -> None:

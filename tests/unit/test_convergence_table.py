@@ -15,7 +15,7 @@ from benchmarks.convergence.labels import Box, Leader, place
 from benchmarks.convergence.methods import CEILING, METHODS, LossBar
 from benchmarks.convergence.plan import Plan
 from benchmarks.convergence.plot import Level, Mark, plot, ticks
-from benchmarks.convergence.report import BEGIN, END, write_choices, write_report
+from benchmarks.convergence.report import BEGIN, END, front, write_choices, write_report
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import WARM, Row
 from benchmarks.convergence.table import choices, document, markdown
@@ -36,6 +36,8 @@ def test_means_and_their_errors() -> None:
     assert (figure.mean, figure.count) == (2.0, 3)
     assert figure.error == pytest.approx(3**-0.5)
     assert figure.shown(2, "+") == "+2.00 ± 0.58"
+    assert figure.ranged(1) == "2.0 (1.0 to 3.0)"
+    assert mean_of([2.0]).ranged(1) == "2.0"
 
 
 def test_differences_are_of_equal_seeds() -> None:
@@ -65,6 +67,30 @@ def test_bytes_are_counted_from_the_end_of_the_warm_start(tmp_path: Path) -> Non
         steps = 900 if each.line.start == WARM else each.line.steps
         assert each.sent_bytes == pytest.approx(6 * ELEMENTS * steps / 100)
         assert each.factor == pytest.approx(100)
+        warm = 6 * ELEMENTS * each.line.first_step
+        assert each.whole_bytes == pytest.approx(warm + each.sent_bytes)
+        assert each.whole_factor == pytest.approx(100 if not warm else 1 / (0.25 + 0.75 / 100))
+        assert each.tokens is None  # the ceiling's loss does not fall
+
+
+def test_tokens_are_those_of_data_parallel_with_the_same_loss(tmp_path: Path) -> None:
+    """Let twice the tokens take a tenth of the loss away: what is a tenth above needs half."""
+
+    def result(row: Row) -> Result:
+        fallen = 2.0 / 1.1 if row.line.steps == 2 * PLAN.steps else 2.0
+        return result_of(row, fallen * (1.1 if row.line.method == "diloco" else 1.0))
+
+    results = filled(tmp_path / "results.jsonl", PLAN, result)
+    for each in summaries(PLAN, results):
+        half = each.line.method == "diloco"
+        assert each.tokens == pytest.approx(0.5 if half else 1.0)
+    row = next(line for line in document(PLAN, results).splitlines() if "| DiLoCo int8 |" in line)
+    assert "| +10.0 ± 0.0 % | 50% |" in row
+
+
+def test_the_front_is_what_nothing_beats() -> None:
+    marks = [Mark(x, y, f"{x}") for x, y in ((1, 3), (2, 2), (2, 2.5), (3, 2), (4, 1), (5, 4))]
+    assert [(mark.x, mark.y) for mark in front(marks)] == [(1, 3), (2, 2), (4, 1)]
 
 
 # ---------------------------------------------------------------- bars
@@ -127,7 +153,9 @@ def test_the_document_has_a_row_for_each_line(tmp_path: Path) -> None:
     text = (tmp_path / "README.md").read_text("utf-8")
     assert text == document(PLAN, results)
     tables = text.partition("## Bars")[0]
-    assert tables.count("\n| DiLoCo int8 | 30 | 0.002* | 2.001 ± 0.001 | +0.0 ± 0.0 % |") == 2
+    assert (
+        tables.count("\n| DiLoCo int8 | 30 | 0.002* | 2.001 (2.000 to 2.002) | +0.0 ± 0.0 % |") == 2
+    )
     assert sum(line.startswith("| ") for line in tables.splitlines()) == len(PLAN.lines()) + 3
     named = {path.name for path in tmp_path.glob("*.svg")}
     assert named == {"warm-1200.svg", "scratch-1200.svg", "scratch-2400.svg"}
@@ -251,6 +279,8 @@ def test_a_plot_has_every_mark_and_label() -> None:
     ]
     marks.append(Mark(1e5, 7.25, "far above"))
     text = plot("a title", ("x", "y"), marks, [Level(1.9, "floor")], ["a", "b", "c"], y_most=2.1)
+    assert 'stroke-dasharray="2 4"' not in text
+    assert 'stroke-dasharray="2 4"' in plot("", ("x", "y"), marks, front=front(marks))
     root = ElementTree.fromstring(text)
     shown = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {mark.label for mark in marks[:-1]} < set(shown)

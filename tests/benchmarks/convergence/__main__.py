@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
 from benchmarks.convergence.plan import Plan, quick_plan, worker_steps
 from benchmarks.convergence.quick import faults
 from benchmarks.convergence.report import write_choices, write_losses, write_report

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.convergence.methods import CEILING
-from benchmarks.convergence.plan import Plan
+from benchmarks.convergence.plan import LONGER, Plan
 from benchmarks.convergence.results import Result, Results
-from benchmarks.convergence.row import Line
+from benchmarks.convergence.row import SCRATCH, Line
 from benchmarks.convergence.training import ring_bytes
 
-__all__ = ["Figure", "Summary", "mean_of", "of_line", "paired_percent", "summaries"]
+__all__ = [
+    "Figure",
+    "Summary",
+    "fall_of_ceiling",
+    "mean_of",
+    "of_line",
+    "paired_percent",
+    "summaries",
+]
 
 
 @dataclass(frozen=True)
@@ -22,15 +31,28 @@ class Figure:
     mean: float
     error: float | None
     count: int
+    least: float
+    most: float
 
     def shown(self, digits: int, sign: str = "") -> str:
         text = f"{self.mean:{sign}.{digits}f}"
         return text if self.error is None else f"{text} ± {self.error:.{digits}f}"
 
+    def ranged(self, digits: int) -> str:
+        """Return the mean, and between what the seeds are."""
+        text = f"{self.mean:.{digits}f}"
+        if self.count == 1:
+            return text
+        return f"{text} ({self.least:.{digits}f} to {self.most:.{digits}f})"
+
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one line: ``factor`` times fewer bytes than a float32 ring would have sent."""
+    """Hold what a line comes to: ``factor`` times fewer bytes than a float32 ring would have sent.
+
+    ``whole_bytes`` and ``whole_factor`` are those of the whole run, with its warm start, in which
+    gradients travel in float32 at every step.
+    """
 
     line: Line
     rate: float
@@ -39,12 +61,23 @@ class Summary:
     above: Figure | None  # percent above data-parallel, over the seeds that both have
     sent_bytes: float  # by each peer, in the method's own steps
     factor: float | None  # None: nothing is sent
+    tokens: float | None  # the part with which data-parallel would come to the same loss
+
+    @property
+    def whole_bytes(self) -> float:
+        line, elements = self.line, self.results[0].elements
+        return ring_bytes(elements, line.workers, line.first_step) + self.sent_bytes
+
+    @property
+    def whole_factor(self) -> float | None:
+        ring = ring_bytes(self.results[0].elements, self.line.workers, self.line.steps)
+        return ring / self.whole_bytes if self.whole_bytes else None
 
 
 def mean_of(values: Sequence[float]) -> Figure:
     several = len(values) > 1
     error = statistics.stdev(values) / len(values) ** 0.5 if several else None
-    return Figure(statistics.fmean(values), error, len(values))
+    return Figure(statistics.fmean(values), error, len(values), min(values), max(values))
 
 
 def paired_percent(mine: Sequence[Result], others: Sequence[Result]) -> Figure | None:
@@ -78,12 +111,30 @@ def summary_of(plan: Plan, results: Results, line: Line) -> Summary | None:
     diverged = any(result.failed for result in found)
     sent = found[0].sent_bytes
     ring = ring_bytes(found[0].elements, line.workers, line.steps - line.first_step)
+    above = paired_percent(found, ceiling)
+    exponent = fall_of_ceiling(plan, results)
     return Summary(
         line=line,
         rate=found[0].row.lr,
         results=tuple(found),
         loss=None if diverged else mean_of([result.loss for result in found]),
-        above=paired_percent(found, ceiling),
+        above=above,
         sent_bytes=sent,
         factor=ring / sent if sent else None,
+        tokens=(1 + above.mean / 100) ** (-1 / exponent) if above and exponent else None,
     )
+
+
+def fall_of_ceiling(plan: Plan, results: Results) -> float:
+    """Return the exponent with which data-parallel's loss falls as its tokens grow, or 0.
+
+    It is between the two horizons from scratch, over equal seeds; 0 where one is missing.
+    """
+    short, long = (
+        of_line(plan, results, plan.line(SCRATCH, CEILING, longer=longer))
+        for longer in (False, True)
+    )
+    figure = paired_percent(short, long)
+    if figure is None or figure.mean <= 0:
+        return 0.0
+    return math.log(1 + figure.mean / 100) / math.log(LONGER)

@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.convergence.sizes import WEIGHT_DECAY
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from atoll.optim import (
-    CO2,
     QSR,
     AsyncDiLoCo,
     DeMo,
@@ -33,8 +32,19 @@ from atoll.optim import (
     StreamingDiLoCo,
     ZerothOrder,
 )
-from atoll.optim.compressors import EF21, Compressor, EControl, PowerSGD
+from atoll.optim.compressors import Compressor, ErrorFeedback, PowerSGD
+from atoll.optim.experimental import (
+    CO2,
+    EF21,
+    CountSketch,
+    EControl,
+    EvolutionStrategy,
+    HDPiSSA,
+    MajorityLion,
+    PrivateDiLoCo,
+)
 from atoll.optim.swarm import SwarmSession
+from benchmarks.convergence.sizes import WEIGHT_DECAY
 
 __all__ = [
     "CEILING",
@@ -118,14 +128,22 @@ class Entry:
     rates: tuple[float, ...] = ()  # the grid of its learning rate, where the model's does not fit
     tuned_as: str = ""  # takes the learning rate that was found for this one
     one_line: bool = False  # only after the warm start, at the smaller H
+    bars_only: bool = False  # only the lines of its bars
     bars: tuple[LossBar | BytesBar, ...] = ()  # at the smaller H
     quick_margin: float = QUICK_MARGIN
     limits: str = ""  # for docs/choosing.md
 
 
-def diloco(codec: str) -> Make:
+def diloco(codec: str, **options: Any) -> Make:
     return lambda model, inner, session, case: DiLoCo(
-        model, inner, case.sync_every, session, codec=codec
+        model, inner, case.sync_every, session, codec=codec, **options
+    )
+
+
+def warm_diloco(codec: str) -> Make:
+    """The first quarter of the steps in rounds of two."""
+    return lambda model, inner, session, case: DiLoCo(
+        model, inner, case.sync_every, session, codec=codec, warm_start=case.steps // 4
     )
 
 
@@ -199,6 +217,36 @@ def gradient_average(codec: str, compressor: Callable[[], Compressor] | None = N
     )
 
 
+def with_sgd(
+    compressor: Callable[[nn.Module, SwarmSession, Case], Compressor], decays: float = 0.0
+) -> Make:
+    """Return what makes the SGD that is stepped; ``decays``: times AdamW's weight decay."""
+
+    def make(model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case) -> Optimizer:
+        decay = decays * WEIGHT_DECAY
+        stepped = torch.optim.SGD(model.parameters(), lr=case.lr, weight_decay=decay)
+        average = GradientAverage(
+            model, stepped, session, compressor=compressor(model, session, case)
+        )
+        stepped.close = average.close  # type: ignore[attr-defined]  # the bench closes what it steps
+        return stepped
+
+    return make
+
+
+def evolution(
+    model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case
+) -> EvolutionStrategy:
+    return EvolutionStrategy(model, session, case.lr, samples=1)
+
+
+def private_diloco(
+    model: nn.Module, inner: Optimizer, session: SwarmSession, case: Case
+) -> PrivateDiLoCo:
+    """Return one with a noise multiplier of 1: epsilon 40 at delta 1e-5 for thirty rounds."""
+    return PrivateDiLoCo(model, inner, case.sync_every, session, clip=0.01, noise=1.0, codec="int8")
+
+
 def compressed(
     name: str,
     label: str,
@@ -249,14 +297,23 @@ _ENTRIES = (
         one_line=True,
         limits=WAITS,
     ),
+    Entry(
+        name="data-parallel-bf16",
+        label="GradientAverage bfloat16",
+        make=gradient_average("bfloat16"),
+        every_step=True,
+        tuned_as=CEILING,
+        one_line=True,
+        limits=WAITS,
+    ),
     # DGC has no row: its momentum takes the place of an inner SGD's, and here is AdamW.
     compressed("powersgd", "PowerSGD rank 4", lambda: PowerSGD(rank=4, start=0), WAITS),
-    # It comes down to 3.94 in the quick run: its estimate of the gradient grows from zero.
+    # It comes down to 3.94 in the quick run: its estimate follows the gradients slowly.
     compressed(
         "ef21",
         "EF21 top-k, eta 0.1",
         lambda: EF21(eta=0.1),
-        "far worse than one worker here: its estimate of the gradient grows from zero",
+        "far worse than one worker here: its estimate follows the gradients too slowly",
         quick_margin=1.0,
     ),
     compressed("econtrol", "EControl top-k", EControl, "far worse than one worker here"),
@@ -266,6 +323,67 @@ _ENTRIES = (
         make=diloco("int8"),
         limits="from scratch it needs more steps than these",
         bars=(WITHIN_5, LossBar(3.0, CEILING, from_scratch=True), BytesBar(50.0)),
+    ),
+    Entry(
+        name="diloco-warm",
+        label="DiLoCo int4, warm_start of a quarter",
+        make=warm_diloco("int4"),
+        tuned_as="diloco",
+        bars=(LossBar(6.0, CEILING, from_scratch=True),),
+        bars_only=True,
+        limits="all its bytes are counted, those of the warm start too",
+    ),
+    Entry(
+        name="ef-topk",
+        label="ErrorFeedback top-k",
+        make=gradient_average("float32", ErrorFeedback),
+        every_step=True,
+        tuned_as=CEILING,
+        one_line=True,
+        bars=(LossBar(11.0, CEILING), BytesBar(48.0)),
+        limits=WAITS,
+    ),
+    Entry(
+        name="majority-lion",
+        label="MajorityLion",
+        # Its weight decay is ten times AdamW's, as its rate is a tenth.
+        make=with_sgd(lambda model, session, case: MajorityLion(), decays=10.0),
+        uses_inner=False,
+        every_step=True,
+        rates=(4e-4,),
+        one_line=True,
+        limits=f"{WAITS}; its rate is a tenth of AdamW's, not tuned",
+    ),
+    compressed(
+        "count-sketch",
+        "CountSketch",
+        CountSketch,
+        "diverges here: few elements of these gradients stand out",
+        quick_margin=0.5,
+    ),
+    Entry(
+        name="hd-pissa",
+        label="HDPiSSA rank 8",
+        make=with_sgd(
+            lambda model, session, case: HDPiSSA(
+                model=model, part=session.number, parts=case.workers, rank=8
+            )
+        ),
+        uses_inner=False,
+        every_step=True,
+        rates=(2e-3,),
+        one_line=True,
+        quick_margin=0.0,  # a model of random numbers has no directions of its own
+        limits=f"{WAITS}; not tuned, and it is for fine-tuning",
+    ),
+    Entry(
+        name="private-diloco",
+        label="PrivateDiLoCo int8, noise 1",
+        make=private_diloco,
+        tuned_as="diloco",
+        one_line=True,
+        quick_margin=-10.0,  # noise alone, wherever it leads
+        limits="a model of this size gets no signal: it is for adapters",
     ),
     Entry(
         name="diloco-float32",
@@ -288,6 +406,14 @@ _ENTRIES = (
         tuned_as="diloco",
         one_line=True,
         bars=(LOSSLESS, BytesBar(200.0)),
+    ),
+    Entry(
+        name="diloco-momentum8",
+        label="DiLoCo int8, momentum in 8 bits",
+        make=diloco("int8", momentum_codec="dynamic8"),
+        tuned_as="diloco",
+        one_line=True,
+        bars=(LossBar(0.3, "diloco", errors=2.0),),
     ),
     Entry(
         name="streaming",
@@ -369,6 +495,18 @@ _ENTRIES = (
         rates=(1e-4, 3e-4, 1e-3),
         one_line=True,  # it is for fine-tuning
         quick_margin=0.2,  # it comes down to 4.88
+        limits="far worse than one worker here: it is for fine-tuning",
+    ),
+    Entry(
+        name="evolution",
+        label="EvolutionStrategy",
+        make=evolution,
+        step=with_closure,
+        uses_inner=False,
+        every_step=True,
+        rates=(3e-4,),
+        one_line=True,  # it is for fine-tuning, as ZerothOrder
+        quick_margin=0.0,
         limits="far worse than one worker here: it is for fine-tuning",
     ),
     Entry(

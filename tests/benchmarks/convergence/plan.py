@@ -52,7 +52,8 @@ class Plan:
         for start in self.starts:
             for h in self.sync_every:
                 first = (start, h) == (self.starts[0], self.sync_every[0])
-                names = [name for name, entry in METHODS.items() if first or not entry.one_line]
+                entries = [e for e in METHODS.values() if not (e.bars_only and self.barred())]
+                names = [entry.name for entry in entries if first or not entry.one_line]
                 found += [self.line(start, name, h) for name in names]
         return list(dict.fromkeys(found))
 

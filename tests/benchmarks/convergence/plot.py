@@ -47,9 +47,11 @@ def plot(
     levels: Sequence[Level] = (),
     shapes: Sequence[str] = (),
     y_most: float = math.inf,
+    front: Sequence[Mark] = (),
 ) -> str:
     """``axes``: what x and y are. ``shapes``: what each shape means. What is above ``y_most`` lies
-    on the upper edge, and its label says where it would be."""
+    on the upper edge, and its label says where it would be. ``front``: marks that a line joins."""
+    joined = [_lowered(mark, y_most) for mark in front]
     marks = [_lowered(mark, y_most) for mark in marks]
     levels = [_lowered(level, y_most) for level in levels]
     x_axis = _Axis.logarithmic([mark.x for mark in marks])
@@ -64,6 +66,7 @@ def plot(
         taken.append(Box(INSIDE.left, y - 1, INSIDE.right, y + 1))
         taken.append(Box(INSIDE.left, y - 18, INSIDE.left + 10 + _width(level.label), y))
     points = [(x_axis.at(mark.x), y_axis.at(mark.y)) for mark in marks]
+    parts.append(_line([(x_axis.at(mark.x), y_axis.at(mark.y)) for mark in joined]))
     sizes = [(_width(mark.label), float(LABEL_PX)) for mark in marks]
     for mark, point, label in zip(
         marks, points, place(points, sizes, INSIDE, RADIUS + 2, taken), strict=True
@@ -75,6 +78,13 @@ def plot(
     )
     back = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
     return "\n".join([head, back, *parts, "</svg>"]) + "\n"
+
+
+def _line(points: Sequence[tuple[float, float]]) -> str:
+    if not points:
+        return ""
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    return f'<path d="M{path}" fill="none" stroke="#999" stroke-dasharray="2 4"/>'
 
 
 def _lowered(each: MarkOrLevel, y_most: float) -> MarkOrLevel:

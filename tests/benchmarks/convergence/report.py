@@ -20,7 +20,7 @@ from benchmarks.convergence.table import (
     plot_name,
 )
 
-__all__ = ["BEGIN", "END", "replace_file", "write_choices", "write_losses", "write_report"]
+__all__ = ["BEGIN", "END", "front", "replace_file", "write_choices", "write_losses", "write_report"]
 
 AXES = (
     "bytes sent per peer in the method's own steps (encoded payload, logarithmic)",
@@ -79,7 +79,16 @@ def picture(plan: Plan, title: str, lines: Sequence[Summary]) -> str:
     ]
     y_most = HIGHEST * losses[CEILING] if CEILING in losses else float("inf")
     shapes = [f"H = {h}" for h in plan.sync_every[:2]] + ["at every step"]
-    return plot(title, AXES, marks, levels, shapes, y_most)
+    return plot(title, AXES, marks, levels, shapes, y_most, front(marks))
+
+
+def front(marks: Sequence[Mark]) -> list[Mark]:
+    """Return those that none beats in both bytes and loss (Pareto), the fewest bytes first."""
+    found: list[Mark] = []
+    for mark in sorted(marks, key=lambda one: (one.x, one.y)):
+        if not found or mark.y < found[-1].y:
+            found.append(mark)
+    return found
 
 
 def shape_of(plan: Plan, sync_every: int) -> int:

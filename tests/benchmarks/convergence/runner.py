@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from benchmarks.convergence.results import Result, Results
-from benchmarks.convergence.row import Row
 
 from atoll.peer.demo.text import Text, load_text
+from benchmarks.convergence.results import Result, Results
+from benchmarks.convergence.row import Row
 
 __all__ = ["Runner", "one_row"]
 

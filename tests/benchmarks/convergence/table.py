@@ -40,10 +40,16 @@ steps, cosine to {last:.0%} of the peak.
   warm start, and is kept for its other lines; codecs of one method share it. `*`: it is at the edge
   of its grid.
 - Losses are nats per byte of the run's parameters on the whole held-out text, so windows add no
-  error; ± is the standard error over seeds. Seeds are paired: same initial parameters, same data.
-- Bytes are encoded payload per peer without headers; *fewer* compares them with a float32 ring,
-  2 (n-1)/n x 4 bytes per parameter and step. A round that is still under way at the end counts
-  neither in the bytes nor in the loss.
+  error; in brackets is what the seeds lie between, and ± is the standard error over them. Seeds are
+  paired: same initial parameters, same data.
+- *Tokens*: with which part of the tokens data-parallel would have come to that loss, if its loss
+  falls as a power of them, the one between its two horizons from scratch.
+- Bytes are encoded payload per peer without headers: first those *in all*, with a warm start whose
+  gradients travel in float32 at every step, then those of the method's own steps. *Fewer* compares
+  them with a float32 ring, 2 (n-1)/n x 4 bytes per parameter and step; with gradients in bfloat16,
+  as most people send them, it is half as many times. A round that is still under way at the end
+  counts neither in the bytes nor in the loss.
+- The dashed line of a picture joins what nothing else beats in both bytes and loss.
 """
 PATIENT = "No rows yet: `make bench-convergence` runs them, and goes on where it was stopped.\n"
 
@@ -105,8 +111,9 @@ def groups(found: Iterable[Summary]) -> list[tuple[str, int, list[Summary]]]:
 
 
 def line_table(plan: Plan, lines: Iterable[Summary]) -> list[tuple[str, ...]]:
-    head = ("method", "H", "inner rate", "held-out loss", "above data-parallel", "sent per peer")
-    rows: list[tuple[str, ...]] = [(*head, "fewer", "seeds")]
+    head = ("method", "H", "inner rate", "held-out loss", "above data-parallel", "tokens")
+    sent = ("sent in all", "fewer", "in its own steps", "fewer")
+    rows: list[tuple[str, ...]] = [(*head, *sent, "seeds")]
     for each in lines:
         method = METHODS[each.line.method]
         grid = plan.rates(each.line.method)
@@ -117,10 +124,13 @@ def line_table(plan: Plan, lines: Iterable[Summary]) -> list[tuple[str, ...]]:
                 method.label,
                 str(each.line.sync_every) if rounds else "",
                 f"{each.rate:g}{edge}",
-                each.loss.shown(3) if each.loss else "diverged",
+                each.loss.ranged(3) if each.loss else "diverged",
                 f"{each.above.shown(1, '+')} %" if each.above and method.name != CEILING else "",
+                f"{each.tokens:.0%}" if each.tokens and method.name != CEILING else "",
+                megabytes(each.whole_bytes),
+                times(each.whole_factor),
                 megabytes(each.sent_bytes),
-                f"{each.factor:,.0f} ×" if each.factor else "",
+                times(each.factor),
                 str(len(each.results)),
             )
         )
@@ -207,6 +217,13 @@ def sources(results: Results) -> list[str]:
         text = "**These rows were made with different things and do not compare:**\n\n"
         text += "".join(f"- {each}\n" for each in made)
     return [text]
+
+
+def times(factor: float | None) -> str:
+    """Return a factor with the digits that it has."""
+    if not factor:
+        return ""
+    return f"{factor:,.0f} ×" if factor >= 10 else f"{factor:.1f} ×"
 
 
 def megabytes(count: float) -> str:

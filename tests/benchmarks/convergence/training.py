@@ -23,6 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from atoll.collectives.errors import CodecError
+from atoll.optim import ByteTransformer, Swarm, TextBatches
+from atoll.optim.swarm import SwarmSession
+from atoll.peer.demo.text import Text
 from benchmarks.convergence.heldout import ON_THE_WAY, HeldOut
 from benchmarks.convergence.methods import FLOOR, METHODS, Case, Entry, after_backward
 from benchmarks.convergence.results import Point, Result
@@ -38,11 +43,6 @@ from benchmarks.convergence.sizes import (
     warmup_steps,
 )
 from benchmarks.convergence.warm import made_with, warm_start
-
-from atoll.collectives.errors import CodecError
-from atoll.optim import ByteTransformer, Swarm, TextBatches
-from atoll.optim.swarm import SwarmSession
-from atoll.peer.demo.text import Text
 
 __all__ = ["Divergence", "Run", "ring_bytes", "run_row", "speeds", "train_plainly"]
 

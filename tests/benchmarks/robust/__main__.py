@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attacks.catalogue import ATTACKS
+
 from benchmarks.convergence.report import replace_file
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from attacks.catalogue import ATTACKS
-from benchmarks.convergence.results import Results
-from benchmarks.convergence.row import SCRATCH, Line, Row
-from benchmarks.convergence.sizes import SIZES
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import get_rule
+from benchmarks.convergence.results import Results
+from benchmarks.convergence.row import SCRATCH, Line, Row
+from benchmarks.convergence.sizes import SIZES
 
 __all__ = ["BEST", "HONEST_SHARE", "MEAN", "NONE", "RULES", "Plan", "Setting", "quick_plan"]
 

@@ -7,6 +7,7 @@ from textwrap import shorten
 
 from attacks.base import Attack
 from attacks.catalogue import ATTACKS
+
 from benchmarks.convergence.results import Results
 from benchmarks.convergence.sizes import SIZES
 from benchmarks.convergence.table import markdown, sources

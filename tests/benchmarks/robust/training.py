@@ -15,16 +15,16 @@ from attacks.base import Attack
 from attacks.catalogue import ATTACKS
 from attacks.labels import flipped
 from attacks.swarm import AttackedSwarm
-from benchmarks.convergence.methods import Entry
-from benchmarks.convergence.row import Row
-from benchmarks.convergence.training import Divergence, Run
-from benchmarks.robust.plan import HONEST_SHARE, NONE, Setting
 from torch import Tensor
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim import DiLoCo, Swarm, TextBatches
 from atoll.peer.demo.byte_lm import VOCABULARY
 from atoll.peer.demo.text import Text
+from benchmarks.convergence.methods import Entry
+from benchmarks.convergence.row import Row
+from benchmarks.convergence.training import Divergence, Run
+from benchmarks.robust.plan import HONEST_SHARE, NONE, Setting
 
 __all__ = ["AttackedRun"]
 

@@ -13,8 +13,8 @@ from atoll.collectives.errors import CodecError, ConfigError
 from atoll.collectives.feedback import (
     EControlFeedback,
     EF21Feedback,
-    ErrorFeedback,
     Feedback,
+    ResidualFeedback,
     RunningMean,
     residual_bound,
 )
@@ -26,8 +26,8 @@ N = 600
 
 def one_of_each(codec: Codec, elements: int = N) -> list[Feedback]:
     return [
-        ErrorFeedback(codec, elements),
-        ErrorFeedback(codec, elements, decay=0.95),
+        ResidualFeedback(codec, elements),
+        ResidualFeedback(codec, elements, decay=0.95),
         EF21Feedback(codec, elements),
         EControlFeedback(codec, elements, eta=0.05),
     ]
@@ -52,7 +52,7 @@ def memory(feedback: Feedback) -> bytes:
 @contractive
 @pytest.mark.parametrize("decay", [1.0, 0.95, 0.0])
 def test_what_is_sent_plus_what_is_kept_is_what_came_in(codec: Codec, decay: float) -> None:
-    feedback = ErrorFeedback(codec, N, decay)
+    feedback = ResidualFeedback(codec, N, decay)
     for round_number in range(12):
         values = draw("student_t3", N, seed=round_number)
         message = np.float32(decay) * feedback.arrays["residual"] + values
@@ -65,7 +65,7 @@ def test_what_is_sent_plus_what_is_kept_is_what_came_in(codec: Codec, decay: flo
 
 @contractive
 def test_over_many_rounds_nothing_is_lost(codec: Codec) -> None:
-    feedback, came, went = ErrorFeedback(codec, N), np.zeros(N), np.zeros(N)
+    feedback, came, went = ResidualFeedback(codec, N), np.zeros(N), np.zeros(N)
     for round_number in range(40):
         values = draw("gauss", N, seed=round_number)
         came += values
@@ -75,7 +75,7 @@ def test_over_many_rounds_nothing_is_lost(codec: Codec) -> None:
 
 @contractive
 def test_the_residual_stays_within_its_bound(codec: Codec) -> None:
-    feedback, largest, alpha = ErrorFeedback(codec, N), 0.0, 1.0
+    feedback, largest, alpha = ResidualFeedback(codec, N), 0.0, 1.0
     for round_number in range(60):
         values = draw("gauss", N, seed=round_number)
         largest = max(largest, float(np.linalg.norm(values)))
@@ -163,7 +163,7 @@ def test_codecs_that_do_not_contract_are_refused(name: str) -> None:
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
 def test_parameters_outside_their_range_are_refused(wrong: float) -> None:
     with pytest.raises(ConfigError):
-        ErrorFeedback(get_codec("sign"), 5, decay=wrong)
+        ResidualFeedback(get_codec("sign"), 5, decay=wrong)
     with pytest.raises(ConfigError):
         EControlFeedback(get_codec("sign"), 5, eta=wrong)
 
@@ -172,7 +172,7 @@ def test_parameters_outside_their_range_are_refused(wrong: float) -> None:
 
 
 def test_no_decay_at_all_is_no_feedback() -> None:
-    feedback = ErrorFeedback(get_codec("sign"), N, decay=0.0)
+    feedback = ResidualFeedback(get_codec("sign"), N, decay=0.0)
     for seed in range(4):
         values = draw("gauss", N, seed)
         assert send(feedback, values).tobytes() == through(get_codec("sign"), values).tobytes()
@@ -226,7 +226,7 @@ def descend(kind: str, steps: int = 400, rate: float = 0.05) -> float:
     codec, elements = get_codec("sign"), 256
     centres = [3 * draw("gauss", elements, seed) for seed in range(4)]
     target = np.mean(centres, axis=0)
-    makers = {"plain": ErrorFeedback, "ef21": EF21Feedback}
+    makers = {"plain": ResidualFeedback, "ef21": EF21Feedback}
     peers = [
         EControlFeedback(codec, elements, 0.001)
         if kind == "econtrol"
@@ -259,7 +259,7 @@ def test_feedback_converges_where_the_codec_alone_does_not() -> None:
 
 def test_what_topk_leaves_out_is_sent_later() -> None:
     """One element of 64 in each round, yet the mean of the rounds comes to the values."""
-    values, feedback = draw("gauss", 4096), ErrorFeedback(get_codec("topk"), 4096)
+    values, feedback = draw("gauss", 4096), ResidualFeedback(get_codec("topk"), 4096)
     sent = np.zeros(4096)
     for _ in range(300):
         sent += send(feedback, values)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from atoll.collectives import ChunkGrid, RoundResult
 from atoll.collectives.codecs import F32, Decoder, gathered_codec, get_codec
 from atoll.collectives.engine.reference import reduce_together
-from atoll.collectives.feedback import Compensated, ErrorFeedback
+from atoll.collectives.feedback import Compensated, ResidualFeedback
 
 TOPK, INT4 = get_codec("topk"), get_codec("int4")
 GRID = ChunkGrid(2500, 1024)
@@ -33,7 +33,7 @@ class Peers:
     def __init__(self, count: int, name: str, decay: float = DECAY, first: int = 0) -> None:
         self.codec, self.first = get_codec(name), first
         total = first + GRID.total + 100
-        self.feedback = [ErrorFeedback(self.codec, total, decay) for _ in range(count)]
+        self.feedback = [ResidualFeedback(self.codec, total, decay) for _ in range(count)]
 
     def sources(self, values: list[F32]) -> list[Compensated]:
         pairs = zip(values, self.feedback, strict=True)

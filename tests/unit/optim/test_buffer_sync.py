@@ -13,7 +13,6 @@ from torch import nn
 
 from atoll.collectives.errors import IncompatibleRunError
 from atoll.optim import (
-    CO2,
     AsyncDiLoCo,
     DiLoCo,
     GradientAverage,
@@ -24,6 +23,7 @@ from atoll.optim import (
     Swarm,
 )
 from atoll.optim.buffer_sync import STALE_ROUNDS
+from atoll.optim.experimental import CO2
 from atoll.optim.methods.gossip import groups
 from atoll.optim.swarm import SwarmSession
 

@@ -106,8 +106,8 @@ def test_the_place_in_the_window_is_that_of_the_rounds_number():
         steps(
             codec,
             delta.view(np.uint8),
-            (theta, momentum),
-            (theta, momentum),
+            theta,
+            momentum.view(np.uint8),
             round_number=number,
             contributors=1,
         )
@@ -115,7 +115,8 @@ def test_the_place_in_the_window_is_that_of_the_rounds_number():
             joined = theta.copy(), momentum.copy()
     late = OuterStep(spec, 40)
     for number, delta in enumerate(deltas[5:], 7):
-        late(codec, delta.view(np.uint8), joined, joined, round_number=number, contributors=1)
+        part, kept = joined[0], joined[1].view(np.uint8)
+        late(codec, delta.view(np.uint8), part, kept, round_number=number, contributors=1)
     for mine, other, plain in zip((theta, momentum), joined, expected, strict=True):
         assert mine.tobytes() == other.tobytes() == plain.tobytes()
 
@@ -126,9 +127,9 @@ def test_each_fragment_has_windows_of_its_own():
     found = []
     for number in range(2, 2 + 6):
         theta, momentum = np.zeros((2, 1), np.float32)
-        pair = theta, momentum
+        kept = momentum.view(np.uint8)
         OuterStep(spec, 1)(
-            codec, one.view(np.uint8), pair, pair, round_number=number, contributors=1
+            codec, one.view(np.uint8), theta, kept, round_number=number, contributors=1
         )
         found.append(theta[0] < -0.5)  # with momentum: 0.35 and 0.315
     assert found == [False] * 3 + [True] * 3

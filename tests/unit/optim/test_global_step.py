@@ -14,7 +14,6 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from atoll.optim import (
-    CO2,
     QSR,
     AsyncDiLoCo,
     DeMo,
@@ -26,6 +25,7 @@ from atoll.optim import (
     StreamingDiLoCo,
     Swarm,
 )
+from atoll.optim.experimental import CO2
 from atoll.optim.run_clock import RunClock
 from atoll.optim.swarm import SwarmSession
 
@@ -52,6 +52,7 @@ def expected() -> list[float]:
 Make = Callable[[nn.Module, torch.optim.Optimizer, Any], Any]
 LOCAL: dict[str, Make] = {
     "diloco": lambda m, i, s: DiLoCo(m, i, H, s),
+    "warm": lambda m, i, s: DiLoCo(m, i, H, s, warm_start=15, warm_every=1),
     "local sgd": lambda m, i, s: LocalSGD(m, i, H, s),
     "qsr": lambda m, i, s: LocalSGD(m, i, RULE, s, codec="float32"),
     "sparse": lambda m, i, s: SparseLoCo(m, i, H, s),

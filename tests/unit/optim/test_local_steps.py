@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim import CO2, QSR, AsyncDiLoCo, DiLoCo, LocalSGD, NoLoCo, SparseLoCo, Swarm
+from atoll.optim import QSR, AsyncDiLoCo, DiLoCo, LocalSGD, NoLoCo, SparseLoCo, Swarm
+from atoll.optim.experimental import CO2
 from atoll.optim.local_steps import StepsBySpeed
 from atoll.optim.swarm import SwarmSession
 

@@ -9,33 +9,34 @@ import pytest
 
 import atoll.optim
 from atoll.optim import options
+from atoll.optim.experimental import CO2
 
 METHODS = (
-    *("CO2", "AsyncDiLoCo", "DeMo", "DiLoCo", "GradientAverage", "LocalSGD", "NoLoCo"),
+    *("AsyncDiLoCo", "DeMo", "DiLoCo", "GradientAverage", "LocalSGD", "NoLoCo"),
     *("Population", "SparseLoCo", "StreamingDiLoCo", "ZerothOrder"),
 )
+CLASSES = (CO2, *(getattr(atoll.optim, name) for name in METHODS))
 KINDS = (
     *(options.RunOptions, options.BufferOptions, options.SpeedOptions, options.TrustOptions),
     *(options.AllRoundOptions, options.ReplayOptions),
 )
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_any_other_keyword_is_a_type_error_that_names_it(name: str) -> None:
-    method = getattr(atoll.optim, name)
-    text = rf"{name}\.__init__\(\) got an unexpected keyword argument 'min_trainer'"
+@pytest.mark.parametrize("method", CLASSES)
+def test_any_other_keyword_is_a_type_error_that_names_it(method: type) -> None:
+    text = rf"{method.__name__}\.__init__\(\) got an unexpected keyword argument 'min_trainer'"
     with pytest.raises(TypeError, match=text):
         method(None, None, None, None, min_trainer=2)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_people_see_every_option_with_its_default(name: str) -> None:
-    found = inspect.signature(getattr(atoll.optim, name)).parameters
+@pytest.mark.parametrize("method", CLASSES)
+def test_people_see_every_option_with_its_default(method: type) -> None:
+    found = inspect.signature(method).parameters
     assert "options" not in found
     for option in options.RunOptions.__annotations__:
         assert found[option].kind is inspect.Parameter.KEYWORD_ONLY
         assert found[option].default == options.DEFAULTS[option]  # type: ignore[literal-required]
-    text = pydoc.render_doc(getattr(atoll.optim, name))
+    text = pydoc.render_doc(method)
     assert "min_trainers" in text
     assert "atoll.optim.options" in text  # where they are described
     assert "no round or step begins with fewer trainers" in text  # ... and here

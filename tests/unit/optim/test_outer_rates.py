@@ -81,7 +81,7 @@ def test_a_swarm_takes_smaller_steps_as_its_workers_leave() -> None:
             scratch=scratch,
         )
     np.testing.assert_allclose(swarm.state.theta, theta, rtol=1e-5)
-    np.testing.assert_allclose(swarm.state.momentum, momentum, rtol=1e-5)
+    np.testing.assert_allclose(swarm.state.momentum.view(np.float32), momentum, rtol=1e-5)
 
 
 def test_who_gives_nothing_is_not_counted() -> None:

@@ -16,7 +16,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from atoll.collectives.errors import ConfigError
 from atoll.optim import (
-    CO2,
     AsyncDiLoCo,
     DeMo,
     DiLoCo,
@@ -30,6 +29,7 @@ from atoll.optim import (
     Swarm,
     ZerothOrder,
 )
+from atoll.optim.experimental import CO2
 from atoll.optim.model_io import ModelVector
 from atoll.optim.ranks import _mapped
 from atoll.peer.client.shared_memory import Region

@@ -13,12 +13,12 @@ import torch
 import atoll.optim
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim import DiLoCo, GradientAverage, LocalSGD, NoLoCo, Population, Swarm
+from atoll.optim.experimental import CO2
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.swarm import SwarmSession
 
 METHODS = (
     "AsyncDiLoCo",
-    "CO2",
     "DeMo",
     "DiLoCo",
     "GradientAverage",
@@ -45,9 +45,9 @@ def step(model: torch.nn.Module, inner: torch.optim.Optimizer) -> torch.Tensor:
     return loss
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_takes_min_trainers(name: str) -> None:
-    parameters = inspect.signature(getattr(atoll.optim, name).__init__).parameters
+@pytest.mark.parametrize("method", [CO2, *(getattr(atoll.optim, name) for name in METHODS)])
+def test_every_method_takes_min_trainers(method: Any) -> None:
+    parameters = inspect.signature(method.__init__).parameters
     assert parameters["min_trainers"].default == 1
     assert parameters["min_trainers"].kind is inspect.Parameter.KEYWORD_ONLY
 

@@ -15,15 +15,13 @@ from harness.troubled_swarm import TroubledSession, TroubledSwarm
 from torch import nn
 
 from atoll.optim import (
-    CO2,
     DGC,
-    EF21,
     QSDP,
     QSR,
     AsyncDiLoCo,
     DeMo,
     DiLoCo,
-    EControl,
+    ErrorFeedback,
     GradientAverage,
     LayerBits,
     LGreCo,
@@ -37,6 +35,7 @@ from atoll.optim import (
     TernGrad,
     ZerothOrder,
 )
+from atoll.optim.experimental import CO2, EF21, EControl
 from atoll.optim.swarm import SwarmSession
 
 H, STEPS, WORKERS = 4, 25, 3
@@ -198,6 +197,7 @@ MAKERS: dict[str, Make] = {
         lambda m, i, s: GradientAverage(m, i, s, compressor=EF21(smoothness=1.0 + s.number)), 0.9
     ),
     "econtrol": averaged(EControl),
+    "error feedback": averaged(ErrorFeedback),
     "bits": averaged(LayerBits),
     "bits chosen": averaged(lambda: LayerBits(choice=LGreCo(every=4))),
     "ranks chosen": averaged(lambda: PowerSGD(rank=2, start=3, choice=LGreCo(every=4))),

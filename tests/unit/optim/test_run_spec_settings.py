@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.optim import (
-    DGC,
-    EF21,
-    QSDP,
-    QSR,
-    EControl,
-    LayerBits,
-    LGreCo,
-    PowerSGD,
-    TernGrad,
-)
+from atoll.optim import DGC, QSDP, QSR, ErrorFeedback, LayerBits, LGreCo, PowerSGD, TernGrad
 from atoll.optim.compressors.base import Compressor, Dense
+from atoll.optim.experimental import EF21, EControl
 
 SETTINGS = {
     "Dense()": Dense(),
@@ -28,6 +19,7 @@ SETTINGS = {
     ),
     "EF21(codec='topk', eta=0.5)": EF21(smoothness=3.0, eta=0.5),
     "EControl(codec='topk', eta=0.01)": EControl(),
+    "ErrorFeedback(dense=(), codec='topk', decay=1.0)": ErrorFeedback(),
     "LayerBits(codecs=('int2', 'int4', 'int8'), uniform='int4',"
     " choice=LGreCo(every=100, alpha=1.0), dense=())": LayerBits(),
     "TernGrad(dense=())": TernGrad(),

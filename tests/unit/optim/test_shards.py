@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 
 from atoll.collectives.errors import ConfigError, DataError, RemoteProtocolError
 from atoll.data import Shards
-from atoll.optim import CO2, AsyncDiLoCo, DiLoCo, NoLoCo, StreamingDiLoCo, Swarm
+from atoll.optim import AsyncDiLoCo, DiLoCo, NoLoCo, StreamingDiLoCo, Swarm
 from atoll.optim.deck import Deal, Seat
+from atoll.optim.experimental import CO2
 from atoll.optim.method import Method
 from atoll.optim.shards import packed, unpacked
 from atoll.optim.swarm import SwarmSession

@@ -18,7 +18,8 @@ from atoll.collectives.errors import (
     IncompatibleRunError,
     SessionError,
 )
-from atoll.optim import CO2, DiLoCo, LocalSGD, StreamingDiLoCo, Swarm
+from atoll.optim import DiLoCo, LocalSGD, StreamingDiLoCo, Swarm
+from atoll.optim.experimental import CO2
 from atoll.optim.swarm import SwarmSession
 
 ROUNDS, SYNC_EVERY = 3, 4

@@ -19,10 +19,9 @@ from atoll.collectives.errors import (
 )
 from atoll.optim import (
     DGC,
-    EF21,
     QSDP,
     DeMo,
-    EControl,
+    ErrorFeedback,
     GradientAverage,
     LayerBits,
     LGreCo,
@@ -32,6 +31,7 @@ from atoll.optim import (
     ZerothOrder,
 )
 from atoll.optim.compressors import Compressor
+from atoll.optim.experimental import EF21, EControl
 
 MAKERS: dict[str, Callable[[], Compressor | None]] = {
     "none": lambda: None,
@@ -43,6 +43,7 @@ MAKERS: dict[str, Callable[[], Compressor | None]] = {
     "qsdp": lambda: QSDP(bits=4),
     "ef21": EF21,
     "econtrol": EControl,
+    "error_feedback": ErrorFeedback,
 }
 each = pytest.mark.parametrize("name", MAKERS)
 Found = tuple[torch.Tensor, torch.Tensor, float]

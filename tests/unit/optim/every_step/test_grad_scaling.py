@@ -11,8 +11,9 @@ from harness.gradients import flat, loss_of, model, state_of
 from torch import nn
 
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.optim import DGC, EF21, GradientAverage, PowerSGD, Swarm, TernGrad
+from atoll.optim import DGC, GradientAverage, PowerSGD, Swarm, TernGrad
 from atoll.optim.compressors import Compressor
+from atoll.optim.experimental import EF21
 
 STEPS, WORKERS = 6, 3
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

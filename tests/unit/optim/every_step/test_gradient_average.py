@@ -13,9 +13,8 @@ from torch import nn
 from atoll.collectives.errors import ConfigError, IncompatibleRunError
 from atoll.optim import (
     DGC,
-    EF21,
     QSDP,
-    EControl,
+    ErrorFeedback,
     GradientAverage,
     LayerBits,
     LGreCo,
@@ -24,6 +23,7 @@ from atoll.optim import (
     TernGrad,
 )
 from atoll.optim.compressors import Compressor
+from atoll.optim.experimental import EF21, EControl
 
 STEPS, WORKERS = 5, 3
 
@@ -249,6 +249,7 @@ COMPRESSORS: dict[str, Callable[[], Compressor | None]] = {
     "qsdp4": lambda: QSDP(bits=4),
     "ef21": lambda: EF21(codec="sign", eta=0.5),
     "econtrol": lambda: EControl(codec="int2", eta=0.05),
+    "error_feedback": lambda: ErrorFeedback(codec="int2"),
 }
 LOSS_STEPS = 80
 

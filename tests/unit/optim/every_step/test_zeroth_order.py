@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from harness.zeroth_order import OPTIONS, WORKERS, all_equal, flat, loss_of, model, train
+from harness.zeroth_order import OPTIONS, WORKERS, all_equal, flat, loss_of, model, sampled, train
 
 from atoll.collectives.errors import (
     CodecError,
@@ -17,8 +17,7 @@ from atoll.collectives.errors import (
 )
 from atoll.optim import Swarm, ZerothOrder
 from atoll.optim.every_step import zeroth_order
-from atoll.optim.every_step.log import SCALARS, EveryStepLog, Record, to_byte
-from atoll.optim.every_step.philox import Stream, sign_bits, signed
+from atoll.optim.every_step.log import EveryStepLog, Record
 from atoll.optim.swarm import SwarmSession
 
 # ---------------------------------------------------------------- the arithmetic
@@ -33,32 +32,15 @@ def test_all_peers_have_the_same_bits_and_so_has_the_next_run(seeds):
 
 def test_steps_are_those_of_the_formula():
     """With numpy, from the definition: the first step is the first peer's alone."""
-    steps, lr, epsilon = 3, 0.02, OPTIONS["epsilon"]
+    steps, lr = 3, 0.02
     found = Swarm(2).run(lambda session: train(session, steps))
     net = model()
-    parameters = [p for _, p in sorted(net.named_parameters())]
-
-    def put(values: np.ndarray) -> None:
-        at = 0
-        for p in parameters:
-            p.data = torch.from_numpy(values[at : at + p.numel()].copy()).view(p.shape)
-            at += p.numel()
-
     theta = flat(net).numpy()
     for step in range(steps):
         total, count = np.zeros_like(theta), 0
-        for worker in range(2 if step else 1):
-            for sample in range(2):
-                bits = sign_bits(
-                    5, [Stream(step, sample, worker)], 0, theta.size, torch.device("cpu")
-                )
-                z = signed(1.0, bits[0]).numpy()
-                losses = []
-                for side in (epsilon, -epsilon):
-                    put(theta + np.float32(side) * z)
-                    losses.append(float(loss_of(net, worker, step)().detach()))
-                total += SCALARS[to_byte((losses[0] - losses[1]) / (2 * epsilon))] * z
-                count += 1
+        for difference, z in sampled(net, theta, step, 2):
+            total += np.float32(difference) * z
+            count += 1
         theta = theta - np.float32(np.float32(lr) / math.sqrt(count)) * total
     assert found[0][0].numpy().tobytes() == theta.tobytes()
 

@@ -121,7 +121,8 @@ def test_11_of_peers_that_come_one_after_the_other_the_first_steps_are_one_of_di
     apart.run(lambda session: train(session, H, 3))
     assert (together.state.round, apart.state.round) == (2, 4)
     for name in ("theta", "momentum"):
-        mine, other = (torch.from_numpy(getattr(s.state, name)) for s in (apart, together))
+        both = (getattr(swarm.state, name).view("f4") for swarm in (apart, together))
+        mine, other = map(torch.from_numpy, both)
         torch.testing.assert_close(mine, other, rtol=0, atol=1e-7)
 
 

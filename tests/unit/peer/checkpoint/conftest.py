@@ -18,9 +18,9 @@ def home(tmp_path: Path) -> Iterator[Home]:
         yield home
 
 
-@pytest.fixture
-def run(home: Home) -> Iterator[TinyRun]:
-    run = TinyRun(home.peer_id, parameters=SMALL)
+@pytest.fixture(params=["float32", "dynamic8"])
+def run(request: pytest.FixtureRequest, home: Home) -> Iterator[TinyRun]:
+    run = TinyRun(home.peer_id, parameters=SMALL, momentum_codec=request.param)
     yield run
     run.close()
 

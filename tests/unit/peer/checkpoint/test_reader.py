@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import CheckpointError
 from atoll.optim.manifest import Manifest, Parameter
+from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec
 from atoll.peer.checkpoint.format import (
     HEADER_BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -47,9 +48,9 @@ RUN, SECRET = "demo", bytes(range(32))
 class Made:
     """Two checkpoints of one run, of rounds 4 and 6, and what they were made of."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, momentum_codec: str) -> None:
         self.home = Home.open(folder / "home")
-        self.run = TinyRun(self.home.peer_id)
+        self.run = TinyRun(self.home.peer_id, momentum_codec=momentum_codec)
         self.folder = folder / "checkpoints"
         self.folder.mkdir()
         self.writer = CheckpointWriter(self.folder, RUN, SECRET, self.home.peer_id, self.home.sign)
@@ -73,9 +74,11 @@ class Made:
         (path / MANIFEST_FILE).write_text(text)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
-    made = Made(tmp_path_factory.mktemp("made"))
+@pytest.fixture(scope="module", params=["float32", "dynamic8"])
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Made]:
+    made = Made(tmp_path_factory.mktemp("made"), request.param)
     yield made
     made.run.close()
     made.home.close()
@@ -115,7 +118,10 @@ def test_loading_gives_the_state_and_its_place_in_the_log(made: Made) -> None:
 
 def test_any_reader_of_safetensors_opens_the_file(made: Made) -> None:
     tensors = load_file(made.newer / STATE_FILE)
-    for part, whole in zip(("theta", "momentum"), made.run.after[6], strict=True):
+    wholes = dict(zip(("theta", "momentum"), made.run.after[6], strict=True))
+    if made.run.spec.momentum_codec != "float32":
+        assert tensors.pop("momentum").tobytes() == wholes.pop("momentum")
+    for part, whole in wholes.items():
         flat = np.frombuffer(whole, np.float32)
         for name, (lo, hi) in made.run.manifest.offsets.items():
             assert tensors[f"{part}.{name}"].tobytes() == flat[lo:hi].tobytes()
@@ -124,7 +130,7 @@ def test_any_reader_of_safetensors_opens_the_file(made: Made) -> None:
     }
     leaves = tensors.pop("leaves")
     assert [row.tobytes() for row in leaves] == list(made.run.state.leaves)
-    assert len(tensors) == 2 * len(PARAMETERS)
+    assert len(tensors) == len(wholes) * len(PARAMETERS)
     with safe_open(made.newer / STATE_FILE, "numpy") as file:
         metadata = file.metadata()
     assert int(metadata["round"]) == 6
@@ -263,6 +269,10 @@ def test_every_byte_of_a_manifest_counts(made: Made) -> None:
                 parse_manifest(bytes(damaged), "c")
 
 
+def layout_of(made: Made, copy: Path) -> StateLayout:
+    return StateLayout.of(made.run.spec, made.run.manifest, 6, read_manifest(copy).chain)
+
+
 @pytest.mark.parametrize(
     ("element", "words"),
     [
@@ -275,18 +285,19 @@ def test_every_byte_of_a_manifest_counts(made: Made) -> None:
 def test_damage_is_named_by_chunk_and_parameter(
     made: Made, copy: Path, part: str, element: int, words: str
 ) -> None:
-    layout = StateLayout.of(made.run.manifest, 6, read_manifest(copy).chain)
-    at = layout.theta_at(element + (layout.grid.total if part == "momentum" else 0))
+    layout = layout_of(made, copy)
+    chunk = element // layout.grid.chunk_elements
+    at = layout.theta_at(element) if part == "theta" else layout.place(chunk).momentum_at + 1
     flip(copy / STATE_FILE, at, 0x80)
     assert re.search(words, refusal(copy))
 
 
 def test_a_chunk_that_was_changed_with_its_digest_is_found_out(made: Made, copy: Path) -> None:
-    layout = StateLayout.of(made.run.manifest, 6, read_manifest(copy).chain)
+    layout = layout_of(made, copy)
     raw = bytearray((copy / STATE_FILE).read_bytes())
-    theta_at, momentum_at, nbytes = layout.place(0)
+    theta_at, momentum_at, *sizes = layout.place(0)
     raw[theta_at] ^= 1
-    chunk = raw[theta_at : theta_at + nbytes] + raw[momentum_at : momentum_at + nbytes]
+    chunk = raw[theta_at : theta_at + sizes[0]] + raw[momentum_at : momentum_at + sizes[1]]
     raw[layout.leaves_at : layout.leaves_at + 32] = strong_digest(chunk)
     (copy / STATE_FILE).write_bytes(raw)
     assert "the digests of its chunks are not those of its manifest" in refusal(copy)
@@ -390,17 +401,22 @@ def test_names_that_no_header_can_hold_are_refused() -> None:
 @given(
     shapes=st.lists(st.lists(st.integers(0, 40), max_size=3), min_size=1, max_size=6),
     round_number=st.integers(1, 10**12 - 1),
+    momentum_codec=st.sampled_from(MOMENTUM_CODECS),
 )
 @settings(max_examples=50, deadline=None)
-def test_every_byte_of_the_file_has_one_place(shapes: list[list[int]], round_number: int) -> None:
+def test_every_byte_of_the_file_has_one_place(
+    shapes: list[list[int]], round_number: int, momentum_codec: str
+) -> None:
     parameters = [Parameter(f"p{i}", tuple(shape)) for i, shape in enumerate(shapes)]
     parameters.append(Parameter("q", (5000,)))
-    layout = StateLayout.of(Manifest.of(parameters), round_number, bytes(32))
+    spec = RunSpec(sync_every=1, momentum_codec=momentum_codec)
+    layout = StateLayout.of(spec, Manifest.of(parameters), round_number, bytes(32))
     assert len(layout.prefix) % 8 == 0
-    assert len(layout.prefix) == len(StateLayout.of(layout.manifest, 1, b"c" * 32).prefix)
+    assert len(layout.prefix) == len(StateLayout.of(spec, layout.manifest, 1, b"c" * 32).prefix)
     places = [layout.place(chunk) for chunk in range(layout.grid.count)]
     ranges = sorted(
-        [(at, at + p.nbytes) for p in places for at in (p.theta_at, p.momentum_at)]
+        [(p.theta_at, p.theta_at + p.theta_bytes) for p in places]
+        + [(p.momentum_at, p.momentum_at + p.momentum_bytes) for p in places]
         + [(0, len(layout.prefix)), (layout.leaves_at, layout.total_bytes)]
     )
     assert all(a[1] == b[0] for a, b in pairwise(ranges))

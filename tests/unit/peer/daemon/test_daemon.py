@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.optional import MODULES
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.membership import events as ev
+from atoll.peer.membership import messages as ms
 from atoll.peer.membership.view import Member, View
 from atoll.peer.net.identity import Home
 from atoll.peer.net.wire import registered
@@ -63,6 +65,33 @@ def test_who_was_in_and_is_excluded_just_then_goes_on_trying(tmp_path: Path) -> 
         assert daemon.node.view is None  # out again
         daemon._check_joined()
         assert not daemon._end.done()
+
+    with_daemon(tmp_path / "a", look)
+
+
+def test_long_messages_to_members_travel_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Send an ACCEPT, which names all members of the next view: both ends know this one."""
+
+    def look(daemon: Daemon) -> None:
+        sent: list[tuple[bytes, object]] = []
+        heard: list[object] = []
+        monkeypatch.setattr(daemon.host, "send", lambda peer, message: sent.append((peer, message)))
+        monkeypatch.setattr(daemon, "feed", heard.append)
+        peers = [daemon.node.me.peer, *(bytes([n]) * 32 for n in range(1, 9))]
+        members = tuple(Member(peer, 1, address=f"10.0.0.{n}:1") for n, peer in enumerate(peers))
+        view = View(b"L" * 32, 1, members, peers[0], 0, b"0" * 32)
+        daemon._packing.enter(view)
+        following = replace(view, number=2)
+        accept = ms.Accept(view.lineage, view.number, ms.Ballot(1, peers[0], 1), following)
+        daemon._effect_handlers[ev.Send](ev.Send(peers[1], accept))
+        daemon._effect_handlers[ev.Send](ev.Send(b"x" * 32, accept))
+        (_, to_member), (_, to_stranger) = sent
+        assert isinstance(to_member, ms.Packed)
+        assert to_stranger is accept, "who is not in the view cannot read it"
+        daemon._on_membership(peers[1], to_member)
+        assert heard == [ev.Received(peers[1], accept)]
 
     with_daemon(tmp_path / "a", look)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.peer.membership.attempt import REPAIRS_MAX, Attempt
+from atoll.peer.membership.attempt import REPAIRS_MAX, SPOKEN_BEATS, Attempt
 from atoll.peer.membership.events import Effect, Send
+from atoll.peer.membership.failure_detector import Silence
 from atoll.peer.membership.link_graph import LinkGraph
 from atoll.peer.membership.messages import STEP, Begin, Miss, Notice, Ready, Repair
 from atoll.peer.membership.timing import Timing
@@ -352,6 +353,29 @@ def test_whom_two_others_name_is_not_waited_for() -> None:
     assert round_.step(60.0, progress_bytes=1) is None  # either may be to blame
     round_.miss(D, C)
     assert round_.step(60.1, progress_bytes=2) == (A, B, D)
+
+
+def test_a_newcomer_is_no_second_voice_against_one_who_counts() -> None:
+    """Two others name C, one of whom counts for nothing: it loses nothing by saying so."""
+    round_ = Round(A, B, C, D)
+    round_.attempt.begin = replace(round_.attempt.begin, weights=(1.0, 1.0, 1.0, 0.0))
+    round_.miss(B, C)
+    round_.miss(D, C)
+    assert round_.step(60.0, progress_bytes=1) is None
+    round_.miss(A, C)
+    assert round_.step(60.1, progress_bytes=2) is not None
+
+
+def test_who_speaks_again_has_a_moment_for_its_data() -> None:
+    round_ = Round(A, B, C)
+    stalled_s = TIMING.stall_s + TIMING.slow_s
+    assert round_.step(0.0) is None
+    round_.attempt.silence = Silence(is_open=True)
+    assert round_.step(stalled_s) is None
+    round_.attempt.silence = Silence()
+    moment_s = SPOKEN_BEATS * TIMING.heartbeat_s
+    assert round_.step(stalled_s + moment_s / 2) is None
+    assert round_.step(stalled_s + 1.1 * moment_s) == (A, B, C)
 
 
 # ---------------------------------------------------------------- audited rounds

@@ -128,6 +128,32 @@ def test_who_is_waited_for_by_the_others_is_left_out_of_a_second_try() -> None:
     assert over.closing.participants((A, C, D), excluding=True) == (A,), "nor the dead"
 
 
+def test_one_whom_two_others_wait_for_explains_a_stall() -> None:
+    over = Over(*EVERYONE)
+    over.says(A, NOT, missing=(C,))
+    assert not over.closing.is_clear(EVERYONE), "of one path either end may be to blame"
+    over.says(B, NOT, missing=(C,))
+    over.says(C, NOT, missing=(A, B))
+    assert over.closing.is_clear(EVERYONE)
+    assert not over.closing.is_clear((A, C, D)), "the dead have no say"
+    over.says(A, NOT, missing=(C, D))
+    over.says(B, NOT, missing=(C, D))
+    assert not over.closing.is_clear(EVERYONE), "it may be that all are slow"
+
+
+def test_a_coordinator_at_one_end_of_all_waiting_hands_over() -> None:
+    over = Over(*EVERYONE)
+    over.says(A, missing=(B, C, D))
+    over.says(B, missing=(A,))
+    assert not over.closing.is_between(A, EVERYONE), "it may be the path to b"
+    over.says(C, missing=(A,))
+    assert over.closing.is_between(A, EVERYONE)
+    assert not over.closing.is_between(A, (A, B, D)), "the dead have no say"
+    over.says(D, missing=(B,))
+    over.says(B, missing=(A, D))
+    assert not over.closing.is_between(A, EVERYONE), "b and d have waited for each other"
+
+
 # ---------------------------------------------------------------- packed
 
 digests = st.binary(min_size=32, max_size=32)

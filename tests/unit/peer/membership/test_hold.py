@@ -115,6 +115,61 @@ def test_one_that_does_not_come_is_waited_for_once_in_a_while() -> None:
     assert boundary.noted() == 2
 
 
+def test_a_boundary_is_held_as_long_as_an_exchange_takes() -> None:
+    """Hold it so long: who lacks a round of 100 MB cannot copy it in less."""
+    boundary = Boundary()
+    boundary.hear(1, unsynced=False)
+    for took_s in (20.0, 9.0, 12.0):
+        boundary.admission.exchanged(took_s)
+    boundary.late_round(2)
+    boundary.late_round(3)
+    until_s = boundary.now_s + 9.0
+    held, moved_bytes = 0.0, 1
+    while boundary.now_s < until_s + 5.0:
+        boundary.now_s += 0.5
+        moved_bytes += 1
+        boundary.hear(2, unsynced=True, moved_bytes=moved_bytes)
+        held = boundary.now_s if boundary.holds() else held
+    assert until_s - 1.0 <= held <= until_s + 0.5
+
+
+def test_two_are_not_waited_for_one_after_the_other() -> None:
+    boundary = Boundary()
+    other = b"c" * 32
+    boundary.hear(1, unsynced=False)
+    boundary.late_round(2)
+    boundary.late_round(3)
+    began_s, held, moved_bytes = boundary.now_s, 0.0, 1
+    far = boundary.far
+    while boundary.now_s < began_s + 3 * TIMING.hold_s:
+        boundary.now_s += 0.5
+        moved_bytes += 1
+        boundary.hear(2, unsynced=True, moved_bytes=moved_bytes)
+        if boundary.now_s > began_s + TIMING.hold_s / 2:  # the other one is behind from here on
+            boundary.far = other
+            boundary.hear(2, unsynced=True, moved_bytes=moved_bytes)
+            boundary.far = far
+        held = boundary.now_s if boundary.holds() else held
+    assert held <= began_s + TIMING.hold_s + 0.5
+
+
+def test_a_view_in_between_makes_nobody_hopeless_anew() -> None:
+    """Hand on who cannot keep up, or each view would cost two rounds and a hold."""
+    boundary = Boundary()
+    boundary.hear(1, unsynced=False)
+    boundary.late_round(2)
+    boundary.late_round(3)
+    before = boundary.admission
+    boundary.admission = Admission(
+        before.view, before.me, boundary.own, boundary.roster, TIMING, boundary.emitted.append
+    )
+    boundary.admission.take_over(before)
+    boundary.now_s += 0.5
+    boundary.hear(2, unsynced=True, moved_bytes=10)
+    assert boundary.holds()
+    assert boundary.noted() == 1
+
+
 def test_the_dead_are_not_waited_for() -> None:
     boundary = Boundary()
     boundary.hear(1, unsynced=False)
@@ -127,6 +182,7 @@ def test_the_dead_are_not_waited_for() -> None:
 def test_one_that_gets_nothing_is_not_waited_for() -> None:
     """Its path is cut: the round would wait for nothing."""
     boundary = Boundary()
+    boundary.admission.exchanged(10.0)
     boundary.hear(1, unsynced=False)
     boundary.late_round(2)
     assert boundary.late_round(3) == [False, True]

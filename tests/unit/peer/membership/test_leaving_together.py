@@ -43,6 +43,19 @@ def test_most_of_seven_leave_and_the_rest_go_on(moment: str, going: str) -> None
     _leave_and_go_on(_seven(moment), going)
 
 
+def test_a_crowd_does_not_wait_for_a_long_round() -> None:
+    """Take nobody along: they would be gone before it is decided, and the quorum with them."""
+    cluster = Cluster("abcdefg")
+    cluster.form("abcdefg")
+    usual_s, cluster.chunk_s = cluster.chunk_s, 3.0
+    cluster.until(busy_with(cluster, "b"))
+    for name in "cdefg":
+        cluster.leave(name)
+    assert cluster.until(lambda: len(cluster.living()) == 2) < 1.0
+    cluster.chunk_s = usual_s
+    cluster.until_round("ab")
+
+
 @pytest.mark.parametrize("apart_s", [0.001, 0.01, 0.1, 0.3])
 def test_they_need_not_leave_at_the_same_moment(apart_s: float) -> None:
     _leave_and_go_on(_seven("in a reduce"), "cdefg", apart_s)

@@ -99,9 +99,13 @@ def test_leaving_in_the_middle_of_a_reduce() -> None:
     cluster = Cluster("abc")
     cluster.form("abc")
     cluster.until(busy_with(cluster, "b"))
+    number = cluster.committed + 1
     cluster.leave("b")
     assert cluster.until(lambda: not cluster.host("b").alive) < 0.5
     assert cluster.until_round("ac") < 1.0
+    assert "retry" not in cluster.host("a").notes, "it did its part to the end"
+    entry = next(entry for entry in cluster.host("a").log if entry.round == number)
+    assert peer_id("b") in entry.begin.participants
 
 
 def test_one_of_two_leaves_then_the_last_one() -> None:

@@ -31,7 +31,7 @@ from atoll.peer.rounds import durability as durability_module
 from atoll.peer.rounds.durability import Durability
 from atoll.peer.rounds.entries import REDUCE, STEP
 from atoll.peer.rounds.log import RoundLog
-from atoll.peer.rounds.recovery import parsed
+from atoll.peer.rounds.recovery import packed, parsed
 
 HALF_BYTES = 64 << 10
 LINEAGE = bytes(32)
@@ -264,6 +264,23 @@ def test_a_compaction_leaves_files_alone_that_are_written(home: Home) -> None:
         await asyncio.sleep(0.1)
         home.attempt.finish(*range(CHUNKS))
         await home.says_ready()
+        assert home.stored() == R
+
+    home.play(scenario)
+
+
+def test_the_compaction_that_makes_room_for_a_ready_leaves_its_result(home: Home) -> None:
+    """It is on the disk already then, and no record speaks of it yet."""
+
+    async def scenario(home: Home) -> None:
+        home.attempt.finish(*range(CHUNKS))
+        position, commit = 1, CommitRecord(1, bytes(32))
+        _, payload = packed(home.attempt.ready)
+        while home.ledger.has_room(payload):
+            position += 1
+            home.durability.persist(ev.Persist(commit, synced=False, position=position))
+        await home.says_ready(position + 1)
+        await home.until(lambda: home.ledger.has_room(payload))
         assert home.stored() == R
 
     home.play(scenario)

@@ -19,9 +19,9 @@ from atoll.peer.rounds.rewinding import Checkpoints, rewound
 ROUNDS = 6
 
 
-@pytest.fixture
-def run() -> Iterator[TinyRun]:
-    run = TinyRun(b"p" * 32)
+@pytest.fixture(params=["float32", "dynamic8"])
+def run(request: pytest.FixtureRequest) -> Iterator[TinyRun]:
+    run = TinyRun(b"p" * 32, momentum_codec=request.param)
     yield run
     run.state.close()
 

@@ -17,16 +17,20 @@ from atoll.peer.rounds.state import U8, ReplicatedState, StateLoad
 
 
 class AgainstPlainArrays(RuleBasedStateMachine):
-    @initialize(fragments=st.integers(1, 5), codec=st.sampled_from(["int8", "float32"]))
-    def found(self, fragments: int, codec: str) -> None:
+    @initialize(
+        fragments=st.integers(1, 5),
+        codec=st.sampled_from(["int8", "float32"]),
+        momentum_codec=st.sampled_from(["float32", "dynamic8"]),
+    )
+    def found(self, fragments: int, codec: str, momentum_codec: str) -> None:
         self.fragments, self.codec = fragments, codec
-        self.blob = run_blob(fragments, codec)
+        self.blob = run_blob(fragments, codec, momentum_codec)
         self.state = ReplicatedState(self.blob)
         init = vector(0).view(np.uint8)
         self.entries = [(head_of(1, 0, INIT, self.blob), init)]
         self.state.apply(*self.entries[0])
         zeros = np.zeros(ELEMENTS, np.float32)
-        self.history = [Plain(1, vector(0), zeros, (1,) * GRID.count)]
+        self.history = [Plain(1, vector(0), zeros, (1,) * GRID.count, momentum_codec)]
         self.versions = self.history[0].versions
         self.torn = False  # by a commit that has failed half-way: a load mends it
 

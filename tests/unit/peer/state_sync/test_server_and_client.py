@@ -125,7 +125,8 @@ def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
     scenario(tmp_path, list(runs), play)
 
 
-def test_rounds_go_on_while_a_learner_loads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("momentum_codec", ["float32", "dynamic8"])
+def test_rounds_go_on_while_a_learner_loads(tmp_path: Path, momentum_codec: str) -> None:
     async def play(sites: list[Site]) -> None:
         donors, learner = sites[:3], sites[3]
         learner.sync.aim(goal_of(runs[0], donors))
@@ -137,7 +138,7 @@ def test_rounds_go_on_while_a_learner_loads(tmp_path: Path) -> None:
         await eventually(lambda: learner.reached and learner.reached[-1][0] == 9)
         assert same(learner.state, runs[0].state)
 
-    runs = [run_of(3, fragments=2) for _ in range(3)]
+    runs = [run_of(3, fragments=2, momentum_codec=momentum_codec) for _ in range(3)]
     scenario(tmp_path, [*runs, None], play)
 
 

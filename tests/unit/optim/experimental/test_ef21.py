@@ -13,9 +13,9 @@ from harness.gradients import averages, manifest_of
 from atoll.collectives import feedback
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
-from atoll.optim import EF21, EControl
-from atoll.optim.compressors.ef21 import Estimates
 from atoll.optim.every_step.exchange import Exchanged, Given
+from atoll.optim.experimental import EF21, EControl
+from atoll.optim.experimental.ef21 import Estimates
 
 SIZE = 128
 ONE = manifest_of((8, 16))

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim import CO2, GapAware, Swarm
+from atoll.optim import Swarm
+from atoll.optim.experimental import CO2, GapAware
 from atoll.optim.outer_step import outer_step
 
 WORKERS, H, LR, ROUNDS = 3, 4, 0.1, 6

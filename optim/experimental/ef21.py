@@ -194,6 +194,10 @@ class EF21(Estimates):
 
     ``eta`` below 1: the estimate is of an average of gradients, which forgets (1 - eta) of itself
     in each step. Gradients of small batches need it: without, EF21 may diverge.
+
+    With ``eta`` 0.1 and top-k it ended 88 % above data-parallel on the convergence bench, far worse
+    than one worker alone: its estimate follows gradients of small batches too slowly. Use
+    ``ErrorFeedback``, which sends about the same bytes.
     """
 
     wire: ClassVar[str] = "EF21"
@@ -242,6 +246,9 @@ class EControl(Estimates):
     """Send by EControl what differs from an estimate, with some of the error.
 
     ``eta``: how much of the error is sent with the next step; 0.001 to 0.1 in practice.
+
+    With top-k it ended 70 % above data-parallel on the convergence bench, far worse than one worker
+    alone: use ``ErrorFeedback``.
     """
 
     wire: ClassVar[str] = "EControl"
