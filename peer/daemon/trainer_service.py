@@ -247,6 +247,8 @@ class TrainerService:
         node, state = self._node, self._executor.state
         if node.view is None:
             return {"state": "syncing", "text": f"this peer is {node.phase.value} of the view"}
+        if node.may_be_behind():
+            return {"state": "syncing", "text": "the daemon asks how far the run is"}
         if node.follower.loading:
             return {"state": "syncing", "text": "the daemon reads the run's state from its disk"}
         if node.follower.unsynced:

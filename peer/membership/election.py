@@ -110,6 +110,7 @@ class Election(Electorate):
         self._yielded_to = b""
         self._yielded_s = float("-inf")
         self.resigned = False  # the coordinator was started again, and coordinates no more
+        self._awaits_word = False  # this process found the view in its ledger, and heard no more
         self._lacks_since_s: float | None = None  # it lives, and hears too few of us since then
         self._refused: Ballot | None = None
         # Those who may go on without a quorum do not do so at once.
@@ -131,7 +132,18 @@ class Election(Electorate):
         acceptor.promised, acceptor.frozen = recovered.promised, recovered.frozen
         acceptor.accepted = recovered.accepted
         self._highest_ballot = recovered.promised.number
-        self.resigned = resigned
+        self.resigned, self._awaits_word = resigned, True
+
+    def may_be_behind(self) -> bool:
+        """Return whether this process has yet to hear how far the run is that its ledger names.
+
+        Without a coordinator it is not waited for longer than one would be trusted.
+        """
+        here = self._here
+        since_s = here.restarted_s
+        if since_s is None or here.now_s - since_s >= here.timing.failure_s:
+            return False
+        return self._awaits_word
 
     def coordinator_resigned(self) -> None:
         """Look for another coordinator: this one was started again and says so, so it lives."""
@@ -164,7 +176,7 @@ class Election(Electorate):
         if self.resigned:
             return None  # what is heard of it is a member's word, or of its earlier life
         self._without_since_s = self._asked_since_s = None
-        self._no_quorum_noted = False
+        self._no_quorum_noted = self._awaits_word = False
         self._detector.heard(self.view.coordinator, self._here.now_s)
         if self._could_do_better():
             return None

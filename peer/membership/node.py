@@ -315,6 +315,10 @@ class Node:
         base = vote.proposal.base_round, vote.proposal.base_chain
         return base == (self.follower.round, self.follower.chain)
 
+    def may_be_behind(self) -> bool:
+        """Return whether this process has yet to hear how far the run is that its ledger names."""
+        return self.election is not None and self.election.may_be_behind()
+
     def _has_coordinator(self) -> bool:
         """Return whether a coordinator is heard, by us as a member."""
         return self.election is not None and self.election.waiting_for() is None

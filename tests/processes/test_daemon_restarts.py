@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,18 @@ def kill_and_start(run: Fleet, names: str) -> None:
     for name in names:
         arguments, _ = run._lines[name]
         run.start(name, *arguments, port=ports[name])
+
+
+@contextmanager
+def held(*processes: Process) -> Iterator[None]:
+    """Stop these for the length of the block."""
+    for process in processes:
+        process.kill(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill(signal.SIGCONT)
 
 
 def committed(trainer: Process) -> int:
@@ -193,8 +205,13 @@ def test_who_was_away_for_long_takes_the_runs_parameters(
         run.peers["b"].ends()
         for _ in range(12):
             other.step()
-        run.start("b", *run._lines["b"][0], port=port)
-        loop.step()
+        coming = threading.Thread(target=loop.step)
+        with held(run.peers["a"], run.peers["c"]):  # nobody tells b yet how far the run is
+            back = run.start("b", *run._lines["b"][0], port=port)
+            coming.start()
+            until(lambda: "back in view" in back.text, "b is back", back)
+            time.sleep(0.3)  # longer than its trainer takes to attach
+        coming.join()
         said = capsys.readouterr().err
         assert re.search(r"rounds have gone by.*, so this trainer takes its parameters", said)
         with other.outer.outer_parameters():
