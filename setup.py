@@ -12,7 +12,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 FOLDER = "collectives/native"
-SOURCES = ("module", "buffers", "kernels_base", "kernels_avx2", "kernels_avx512")
+SOURCES = ("module", "buffers", "dynamic", "kernels_base", "kernels_avx2", "kernels_avx512")
 BODIES = (
     "bits",
     "blocks",

@@ -33,20 +33,22 @@ CHECKPOINT_BYTES = 12
 
 
 def host_bytes(spec: RunSpec, manifest: Manifest, *, keeps_rounds: bool = True) -> int:
-    """Return the host memory in bytes that the daemon takes at most, once the run has begun.
+    """Return the host memory in bytes that the daemon takes at the peak of a round.
 
     Its constant of at most 64 MiB is not in it. What counts is θ and momentum (8 bytes per
     parameter, or 5 where the momentum is kept in 8 bits), the submission (as it travels where it is
     encoded at once, else 4), error feedback (4 where there is any), and the encoded updates of the
-    rounds in flight with a spare one (1 to 4 each, of a fragment). How many trainers a gathered
-    result will have is not known; it counts as float32 (4 bytes), which is used where slots take
-    more. An audited round holds its encoded contribution, and those of others to its shard.
-    ``keeps_rounds``: rounds go to the disk, else the log of the last ones stays in memory.
+    rounds in flight (1 to 4 each, of a fragment). How many trainers a gathered result will have is
+    not known; it counts as float32 (4 bytes), which is used where slots take more. An audited round
+    holds its encoded contribution, and those of others to its shard.
+    ``keeps_rounds``: rounds go to the disk, else the log of the last ones stays in memory, and a
+    result that falls out of it is kept for the next one.
 
-    A founder holds the first parameters as well until everybody has them (4 bytes), and who joins
-    or falls behind a second state while it is being loaded.
+    While a slow disk writes a round, or somebody reads it, its result stands beside the next one. A
+    founder holds the first parameters as well until everybody has them (4 bytes), and who joins or
+    falls behind a second state while it is being loaded.
     """
-    held = spec.rounds_in_flight * (3 if spec.audit else 1) + SPARES_MAX
+    held = spec.rounds_in_flight * (3 if spec.audit else 1) + (0 if keeps_rounds else SPARES_MAX)
     results = held * _result_bytes(spec, manifest)
     feedback = 4 * manifest.elements if spec.error_feedback else 0
     own_bytes = state_bytes(spec, manifest) + 4 * submission_floats(spec, manifest) + feedback

@@ -142,183 +142,24 @@ SMALL_FUNCTIONS(fp8_e5m2, E5M2)
 /* ---------------------------------------------------------------- dynamic8
  *
  * Block of 256, one float32 scale: the value of largest magnitude, with its sign. Codes count the levels
- * from the lowest. The positive ones are 2^i middles of equal parts of each decade i = 0 ... 6, and 1;
- * so from a magnitude follow its decade and its part, but for the last bits of both. They are found for a
- * value that is a little lower: then the code is theirs or the next, as the exact threshold says. */
+ * from the lowest. How many positive levels a magnitude has passed is looked up by its leading bits
+ * (dynamic.c). */
 
 enum { DYNAMIC_BLOCK = 256, DYNAMIC_ZERO = 127 };
 #define DYNAMIC_SCALE_MIN 0x1p-105f /* with it the smallest level is a normal number */
-#define DYNAMIC_SLACK 0x1p-18f
 
-/* Of decade i, which ends at 10^(i - 6). */
-static const float DECADE_ENDS[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
-#define PARTS(I) ((float)(1 << (I)) / (0.9f * DECADE_ENDS[I]))
-
-/* levels.DYNAMIC_LEVELS, and Levels.thresholds of them: what a value must exceed to leave a code. */
-static const float DYNAMIC_LEVELS[256] = {
-    -0x1.fc6666p-1f, -0x1.f53334p-1f, -0x1.ee0000p-1f, -0x1.e6ccccp-1f,
-    -0x1.df999ap-1f, -0x1.d86666p-1f, -0x1.d13334p-1f, -0x1.ca0000p-1f,
-    -0x1.c2ccccp-1f, -0x1.bb999ap-1f, -0x1.b46666p-1f, -0x1.ad3334p-1f,
-    -0x1.a60000p-1f, -0x1.9eccccp-1f, -0x1.97999ap-1f, -0x1.906666p-1f,
-    -0x1.893334p-1f, -0x1.820000p-1f, -0x1.7accccp-1f, -0x1.73999ap-1f,
-    -0x1.6c6666p-1f, -0x1.653334p-1f, -0x1.5e0000p-1f, -0x1.56ccccp-1f,
-    -0x1.4f999ap-1f, -0x1.486666p-1f, -0x1.413334p-1f, -0x1.3a0000p-1f,
-    -0x1.32ccccp-1f, -0x1.2b999ap-1f, -0x1.246666p-1f, -0x1.1d3334p-1f,
-    -0x1.160000p-1f, -0x1.0eccccp-1f, -0x1.07999ap-1f, -0x1.006666p-1f,
-    -0x1.f26666p-2f, -0x1.e40000p-2f, -0x1.d5999ap-2f, -0x1.c73334p-2f,
-    -0x1.b8ccccp-2f, -0x1.aa6666p-2f, -0x1.9c0000p-2f, -0x1.8d999ap-2f,
-    -0x1.7f3334p-2f, -0x1.70ccccp-2f, -0x1.626666p-2f, -0x1.540000p-2f,
-    -0x1.45999ap-2f, -0x1.373334p-2f, -0x1.28ccccp-2f, -0x1.1a6666p-2f,
-    -0x1.0c0000p-2f, -0x1.fb3334p-3f, -0x1.de6666p-3f, -0x1.c1999ap-3f,
-    -0x1.a4ccccp-3f, -0x1.880000p-3f, -0x1.6b3334p-3f, -0x1.4e6666p-3f,
-    -0x1.31999ap-3f, -0x1.14ccccp-3f, -0x1.f00000p-4f, -0x1.b66666p-4f,
-    -0x1.93d70ap-4f, -0x1.8851ecp-4f, -0x1.7cccccp-4f, -0x1.7147aep-4f,
-    -0x1.65c290p-4f, -0x1.5a3d70p-4f, -0x1.4eb852p-4f, -0x1.433334p-4f,
-    -0x1.37ae14p-4f, -0x1.2c28f6p-4f, -0x1.20a3d8p-4f, -0x1.151eb8p-4f,
-    -0x1.09999ap-4f, -0x1.fc28f6p-5f, -0x1.e51eb8p-5f, -0x1.ce147ap-5f,
-    -0x1.b70a3ep-5f, -0x1.a00000p-5f, -0x1.88f5c2p-5f, -0x1.71eb86p-5f,
-    -0x1.5ae148p-5f, -0x1.43d70ap-5f, -0x1.2cccccp-5f, -0x1.15c290p-5f,
-    -0x1.fd70a4p-6f, -0x1.cf5c28p-6f, -0x1.a147aep-6f, -0x1.733334p-6f,
-    -0x1.451eb8p-6f, -0x1.170a3ep-6f, -0x1.d1eb86p-7f, -0x1.75c290p-7f,
-    -0x1.3e76c8p-7f, -0x1.2c0832p-7f, -0x1.19999ap-7f, -0x1.072b02p-7f,
-    -0x1.e978d4p-8f, -0x1.c49ba6p-8f, -0x1.9fbe76p-8f, -0x1.7ae148p-8f,
-    -0x1.560418p-8f, -0x1.3126eap-8f, -0x1.0c49bap-8f, -0x1.ced916p-9f,
-    -0x1.851eb8p-9f, -0x1.3b645ap-9f, -0x1.e353f8p-10f, -0x1.4fdf3cp-10f,
-    -0x1.eecbfcp-11f, -0x1.b3d07cp-11f, -0x1.78d4fep-11f, -0x1.3dd980p-11f,
-    -0x1.02de00p-11f, -0x1.8fc504p-12f, -0x1.19ce08p-12f, -0x1.47ae14p-13f,
-    -0x1.743e96p-14f, -0x1.15df66p-14f, -0x1.6f0068p-15f, -0x1.64840ep-16f,
-    -0x1.040bfep-17f, -0x1.b43526p-19f, -0x1.27476cp-21f, 0x0.0p+0f,
-    0x1.27476cp-21f, 0x1.b43526p-19f, 0x1.040bfep-17f, 0x1.64840ep-16f,
-    0x1.6f0068p-15f, 0x1.15df66p-14f, 0x1.743e96p-14f, 0x1.47ae14p-13f,
-    0x1.19ce08p-12f, 0x1.8fc504p-12f, 0x1.02de00p-11f, 0x1.3dd980p-11f,
-    0x1.78d4fep-11f, 0x1.b3d07cp-11f, 0x1.eecbfcp-11f, 0x1.4fdf3cp-10f,
-    0x1.e353f8p-10f, 0x1.3b645ap-9f, 0x1.851eb8p-9f, 0x1.ced916p-9f,
-    0x1.0c49bap-8f, 0x1.3126eap-8f, 0x1.560418p-8f, 0x1.7ae148p-8f,
-    0x1.9fbe76p-8f, 0x1.c49ba6p-8f, 0x1.e978d4p-8f, 0x1.072b02p-7f,
-    0x1.19999ap-7f, 0x1.2c0832p-7f, 0x1.3e76c8p-7f, 0x1.75c290p-7f,
-    0x1.d1eb86p-7f, 0x1.170a3ep-6f, 0x1.451eb8p-6f, 0x1.733334p-6f,
-    0x1.a147aep-6f, 0x1.cf5c28p-6f, 0x1.fd70a4p-6f, 0x1.15c290p-5f,
-    0x1.2cccccp-5f, 0x1.43d70ap-5f, 0x1.5ae148p-5f, 0x1.71eb86p-5f,
-    0x1.88f5c2p-5f, 0x1.a00000p-5f, 0x1.b70a3ep-5f, 0x1.ce147ap-5f,
-    0x1.e51eb8p-5f, 0x1.fc28f6p-5f, 0x1.09999ap-4f, 0x1.151eb8p-4f,
-    0x1.20a3d8p-4f, 0x1.2c28f6p-4f, 0x1.37ae14p-4f, 0x1.433334p-4f,
-    0x1.4eb852p-4f, 0x1.5a3d70p-4f, 0x1.65c290p-4f, 0x1.7147aep-4f,
-    0x1.7cccccp-4f, 0x1.8851ecp-4f, 0x1.93d70ap-4f, 0x1.b66666p-4f,
-    0x1.f00000p-4f, 0x1.14ccccp-3f, 0x1.31999ap-3f, 0x1.4e6666p-3f,
-    0x1.6b3334p-3f, 0x1.880000p-3f, 0x1.a4ccccp-3f, 0x1.c1999ap-3f,
-    0x1.de6666p-3f, 0x1.fb3334p-3f, 0x1.0c0000p-2f, 0x1.1a6666p-2f,
-    0x1.28ccccp-2f, 0x1.373334p-2f, 0x1.45999ap-2f, 0x1.540000p-2f,
-    0x1.626666p-2f, 0x1.70ccccp-2f, 0x1.7f3334p-2f, 0x1.8d999ap-2f,
-    0x1.9c0000p-2f, 0x1.aa6666p-2f, 0x1.b8ccccp-2f, 0x1.c73334p-2f,
-    0x1.d5999ap-2f, 0x1.e40000p-2f, 0x1.f26666p-2f, 0x1.006666p-1f,
-    0x1.07999ap-1f, 0x1.0eccccp-1f, 0x1.160000p-1f, 0x1.1d3334p-1f,
-    0x1.246666p-1f, 0x1.2b999ap-1f, 0x1.32ccccp-1f, 0x1.3a0000p-1f,
-    0x1.413334p-1f, 0x1.486666p-1f, 0x1.4f999ap-1f, 0x1.56ccccp-1f,
-    0x1.5e0000p-1f, 0x1.653334p-1f, 0x1.6c6666p-1f, 0x1.73999ap-1f,
-    0x1.7accccp-1f, 0x1.820000p-1f, 0x1.893334p-1f, 0x1.906666p-1f,
-    0x1.97999ap-1f, 0x1.9eccccp-1f, 0x1.a60000p-1f, 0x1.ad3334p-1f,
-    0x1.b46666p-1f, 0x1.bb999ap-1f, 0x1.c2ccccp-1f, 0x1.ca0000p-1f,
-    0x1.d13334p-1f, 0x1.d86666p-1f, 0x1.df999ap-1f, 0x1.e6ccccp-1f,
-    0x1.ee0000p-1f, 0x1.f53334p-1f, 0x1.fc6666p-1f, 0x1.000000p+0f,
-};
-
-static const float DYNAMIC_THRESHOLDS[256] = {
-    -0x1.f8cccep-1f, -0x1.f1999cp-1f, -0x1.ea6666p-1f, -0x1.e33334p-1f,
-    -0x1.dc0000p-1f, -0x1.d4cccep-1f, -0x1.cd999ap-1f, -0x1.c66668p-1f,
-    -0x1.bf3334p-1f, -0x1.b80002p-1f, -0x1.b0cccep-1f, -0x1.a9999cp-1f,
-    -0x1.a26666p-1f, -0x1.9b3334p-1f, -0x1.940000p-1f, -0x1.8ccccep-1f,
-    -0x1.85999ap-1f, -0x1.7e6668p-1f, -0x1.773334p-1f, -0x1.700002p-1f,
-    -0x1.68cccep-1f, -0x1.61999cp-1f, -0x1.5a6666p-1f, -0x1.533334p-1f,
-    -0x1.4c0000p-1f, -0x1.44cccep-1f, -0x1.3d999ap-1f, -0x1.366668p-1f,
-    -0x1.2f3334p-1f, -0x1.280002p-1f, -0x1.20cccep-1f, -0x1.19999cp-1f,
-    -0x1.126666p-1f, -0x1.0b3334p-1f, -0x1.040000p-1f, -0x1.f9999ap-2f,
-    -0x1.eb3334p-2f, -0x1.dccccep-2f, -0x1.ce6668p-2f, -0x1.c00002p-2f,
-    -0x1.b1999ap-2f, -0x1.a33334p-2f, -0x1.94cccep-2f, -0x1.866668p-2f,
-    -0x1.780000p-2f, -0x1.69999ap-2f, -0x1.5b3334p-2f, -0x1.4ccccep-2f,
-    -0x1.3e6668p-2f, -0x1.300002p-2f, -0x1.21999ap-2f, -0x1.133334p-2f,
-    -0x1.04cccep-2f, -0x1.eccccep-3f, -0x1.d00000p-3f, -0x1.b33334p-3f,
-    -0x1.966666p-3f, -0x1.79999cp-3f, -0x1.5ccccep-3f, -0x1.400002p-3f,
-    -0x1.233334p-3f, -0x1.066668p-3f, -0x1.d33334p-4f, -0x1.a51ebap-4f,
-    -0x1.8e147cp-4f, -0x1.828f5ep-4f, -0x1.770a3ep-4f, -0x1.6b8520p-4f,
-    -0x1.600000p-4f, -0x1.547ae2p-4f, -0x1.48f5c4p-4f, -0x1.3d70a6p-4f,
-    -0x1.31eb86p-4f, -0x1.266668p-4f, -0x1.1ae148p-4f, -0x1.0f5c2ap-4f,
-    -0x1.03d70cp-4f, -0x1.f0a3d8p-5f, -0x1.d9999ap-5f, -0x1.c28f5ep-5f,
-    -0x1.ab8520p-5f, -0x1.947ae2p-5f, -0x1.7d70a4p-5f, -0x1.666668p-5f,
-    -0x1.4f5c2ap-5f, -0x1.3851ecp-5f, -0x1.2147aep-5f, -0x1.0a3d72p-5f,
-    -0x1.e66666p-6f, -0x1.b851ecp-6f, -0x1.8a3d72p-6f, -0x1.5c28f8p-6f,
-    -0x1.2e147cp-6f, -0x1.000002p-6f, -0x1.a3d70cp-7f, -0x1.5a1caep-7f,
-    -0x1.353f7ep-7f, -0x1.22d0e8p-7f, -0x1.10624ep-7f, -0x1.fbe76ep-8f,
-    -0x1.d70a3ep-8f, -0x1.b22d10p-8f, -0x1.8d4fe0p-8f, -0x1.6872b2p-8f,
-    -0x1.439582p-8f, -0x1.1eb854p-8f, -0x1.f3b646p-9f, -0x1.a9fbe8p-9f,
-    -0x1.60418ap-9f, -0x1.16872cp-9f, -0x1.99999ap-10f, -0x1.23a29ep-10f,
-    -0x1.d14e3cp-11f, -0x1.9652bep-11f, -0x1.5b5740p-11f, -0x1.205bc2p-11f,
-    -0x1.cac082p-12f, -0x1.54c988p-12f, -0x1.bda512p-13f, -0x1.00e6b0p-13f,
-    -0x1.450efep-14f, -0x1.cd5f9cp-15f, -0x1.10a138p-15f, -0x1.e68a0ep-17f,
-    -0x1.711948p-18f, -0x1.fe0702p-20f, -0x1.27476cp-22f, 0x1.27476ap-22f,
-    0x1.fe0700p-20f, 0x1.711946p-18f, 0x1.e68a0cp-17f, 0x1.10a136p-15f,
-    0x1.cd5f9ap-15f, 0x1.450efcp-14f, 0x1.00e6aep-13f, 0x1.bda510p-13f,
-    0x1.54c986p-12f, 0x1.cac080p-12f, 0x1.205bc0p-11f, 0x1.5b573ep-11f,
-    0x1.9652bcp-11f, 0x1.d14e3ap-11f, 0x1.23a29cp-10f, 0x1.999998p-10f,
-    0x1.16872ap-9f, 0x1.604188p-9f, 0x1.a9fbe6p-9f, 0x1.f3b644p-9f,
-    0x1.1eb852p-8f, 0x1.439580p-8f, 0x1.6872b0p-8f, 0x1.8d4fdep-8f,
-    0x1.b22d0ep-8f, 0x1.d70a3cp-8f, 0x1.fbe76cp-8f, 0x1.10624cp-7f,
-    0x1.22d0e6p-7f, 0x1.353f7cp-7f, 0x1.5a1cacp-7f, 0x1.a3d70ap-7f,
-    0x1.000000p-6f, 0x1.2e147ap-6f, 0x1.5c28f6p-6f, 0x1.8a3d70p-6f,
-    0x1.b851eap-6f, 0x1.e66664p-6f, 0x1.0a3d70p-5f, 0x1.2147acp-5f,
-    0x1.3851eap-5f, 0x1.4f5c28p-5f, 0x1.666666p-5f, 0x1.7d70a2p-5f,
-    0x1.947ae0p-5f, 0x1.ab851ep-5f, 0x1.c28f5cp-5f, 0x1.d99998p-5f,
-    0x1.f0a3d6p-5f, 0x1.03d70ap-4f, 0x1.0f5c28p-4f, 0x1.1ae146p-4f,
-    0x1.266666p-4f, 0x1.31eb84p-4f, 0x1.3d70a4p-4f, 0x1.48f5c2p-4f,
-    0x1.547ae0p-4f, 0x1.5ffffep-4f, 0x1.6b851ep-4f, 0x1.770a3cp-4f,
-    0x1.828f5cp-4f, 0x1.8e147ap-4f, 0x1.a51eb8p-4f, 0x1.d33332p-4f,
-    0x1.066666p-3f, 0x1.233332p-3f, 0x1.400000p-3f, 0x1.5cccccp-3f,
-    0x1.79999ap-3f, 0x1.966664p-3f, 0x1.b33332p-3f, 0x1.cffffep-3f,
-    0x1.ecccccp-3f, 0x1.04ccccp-2f, 0x1.133332p-2f, 0x1.219998p-2f,
-    0x1.300000p-2f, 0x1.3e6666p-2f, 0x1.4cccccp-2f, 0x1.5b3332p-2f,
-    0x1.699998p-2f, 0x1.77fffep-2f, 0x1.866666p-2f, 0x1.94ccccp-2f,
-    0x1.a33332p-2f, 0x1.b19998p-2f, 0x1.c00000p-2f, 0x1.ce6666p-2f,
-    0x1.dcccccp-2f, 0x1.eb3332p-2f, 0x1.f99998p-2f, 0x1.03fffep-1f,
-    0x1.0b3332p-1f, 0x1.126664p-1f, 0x1.19999ap-1f, 0x1.20ccccp-1f,
-    0x1.280000p-1f, 0x1.2f3332p-1f, 0x1.366666p-1f, 0x1.3d9998p-1f,
-    0x1.44ccccp-1f, 0x1.4bfffep-1f, 0x1.533332p-1f, 0x1.5a6664p-1f,
-    0x1.61999ap-1f, 0x1.68ccccp-1f, 0x1.700000p-1f, 0x1.773332p-1f,
-    0x1.7e6666p-1f, 0x1.859998p-1f, 0x1.8cccccp-1f, 0x1.93fffep-1f,
-    0x1.9b3332p-1f, 0x1.a26664p-1f, 0x1.a9999ap-1f, 0x1.b0ccccp-1f,
-    0x1.b80000p-1f, 0x1.bf3332p-1f, 0x1.c66666p-1f, 0x1.cd9998p-1f,
-    0x1.d4ccccp-1f, 0x1.dbfffep-1f, 0x1.e33332p-1f, 0x1.ea6664p-1f,
-    0x1.f1999ap-1f, 0x1.f8ccccp-1f, 0x1.fe3332p-1f, INFINITY,
-};
-
-/* The code of a scaled value from -1 to 1, or the one below. */
-INLINE int32_t dynamic_below(float scaled)
+/* The code of a scaled value from -1 to 1. */
+INLINE int32_t dynamic_code(float scaled)
 {
-    int32_t negative = -(bits_of(scaled) < 0);
-    float magnitude = float_of(bits_of(scaled) & MAGNITUDE_BITS);
-    /* Lower is nearer to 0 for a positive value, and farther away for a negative one. */
-    float slack = float_of(bits_of(DYNAMIC_SLACK) | (negative & ~MAGNITUDE_BITS));
-    float moved = magnitude * (1.0f - slack);
-    /* Parts of a decade in 1, and levels in all decades before, which are as many as a decade's but
-     * for one. Selected by masks, which compilers vectorize; who is in a decade is in all before. */
-    int32_t at = bits_of(moved), parts_bits = bits_of(PARTS(0)), before = 0;
-#define DECADE(I, FIRST)                                                                      \
-    {                                                                                         \
-        int32_t in = -(at > bits_of(FIRST));                                                  \
-        parts_bits ^= (bits_of(PARTS(I - 1)) ^ bits_of(PARTS(I))) & in;                       \
-        before |= ((1 << I) - 1) & in;                                                        \
-    }
-    DECADE(1, 0x1.fe0700p-20f)
-    DECADE(2, 0x1.e68a0cp-17f)
-    DECADE(3, 0x1.00e6aep-13f)
-    DECADE(4, 0x1.23a29cp-10f)
-    DECADE(5, 0x1.5a1cacp-7f)
-    DECADE(6, 0x1.a51eb8p-4f)
-#undef DECADE
-    int32_t part = (int32_t)(moved * float_of(parts_bits) - (float)(before + 1) * (1.0f / 9.0f));
-    part = part > 0 ? part : 0;
-    part = part < before ? part : before;
-    int32_t count = (before + part + 1) & -(at > bits_of(0x1.27476ap-22f)); /* positive levels */
-    count += ~negative & (at > bits_of(0x1.fe3332p-1f)); /* 1 itself, which is the 128th */
-    return DYNAMIC_ZERO + ((count ^ negative) - negative);
+    int32_t negative = -(bits_of(scaled) < 0), magnitude = bits_of(scaled) & MAGNITUDE_BITS;
+    int32_t key = (magnitude >> DYNAMIC_REST_BITS) - DYNAMIC_FIRST_KEY;
+    key = key > 0 ? key : 0; /* smaller ones are zero as well */
+    int32_t entry = dynamic_entries[key];
+    int32_t passed = (entry & DYNAMIC_COUNT) +
+                     ((magnitude & DYNAMIC_REST) > entry >> DYNAMIC_COUNT_BITS);
+    int32_t most = DYNAMIC_ZERO + 1 + negative; /* -1 is no level */
+    passed = passed < most ? passed : most;
+    return DYNAMIC_ZERO + ((passed ^ negative) - negative);
 }
 
 INLINE int encode_dynamic_block(const float *restrict values, size_t count,
@@ -335,11 +176,8 @@ INLINE int encode_dynamic_block(const float *restrict values, size_t count,
     else
         divisor = scale = positive ? scale : -scale;
     memcpy(scale_out, &scale, sizeof scale);
-    for (size_t i = 0; i < count; i++) {
-        float scaled = values[i] / divisor;
-        int32_t code = dynamic_below(scaled);
-        codes[i] = (uint8_t)(code + (scaled > DYNAMIC_THRESHOLDS[code]));
-    }
+    for (size_t i = 0; i < count; i++)
+        codes[i] = (uint8_t)dynamic_code(values[i] / divisor);
     return 1;
 }
 
@@ -387,7 +225,7 @@ INLINE void decode_dynamic(int add, const uint8_t *restrict data, size_t total, 
         size_t width = count - first < DYNAMIC_BLOCK ? count - first : DYNAMIC_BLOCK;
         float scale = float_at(data, (lo + first) / DYNAMIC_BLOCK);
         for (size_t i = first; i < first + width; i++) {
-            float value = DYNAMIC_LEVELS[codes[i]] * scale;
+            float value = dynamic_levels[codes[i]] * scale;
             if (add) {
                 value = value * factor;
                 out[i] = out[i] + value;

@@ -79,6 +79,20 @@ typedef struct {
     void (*peaks)(const float *values, size_t count, size_t block, float *out);
 } kernels;
 
+/* dynamic8: see dynamic.c and body_levels.h. A key is the exponent and the first six bits of the
+ * mantissa, from 2^-23, below which all is zero, to 1. */
+enum {
+    DYNAMIC_REST_BITS = 17,
+    DYNAMIC_REST = (1 << DYNAMIC_REST_BITS) - 1,
+    DYNAMIC_FIRST_KEY = (127 - 23) << (23 - DYNAMIC_REST_BITS),
+    DYNAMIC_KEYS = (23 << (23 - DYNAMIC_REST_BITS)) + 1,
+    DYNAMIC_COUNT_BITS = 8,
+    DYNAMIC_COUNT = (1 << DYNAMIC_COUNT_BITS) - 1,
+};
+extern const float dynamic_levels[256];
+extern int32_t dynamic_entries[DYNAMIC_KEYS];
+void dynamic_start(void); /* before anything else of it */
+
 extern const kernels kernels_base; /* what the compiler takes for this machine by itself */
 
 #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))

@@ -41,6 +41,7 @@ static const kernels *fastest_with_avx512(void)
 
 static void find_levels(void)
 {
+    dynamic_start();
     levels_count = 0;
     levels[levels_count++] = &kernels_base;
 #if defined(HAVE_X86_LEVELS)

@@ -281,11 +281,11 @@ def test_any_bytes_are_refused(data):
     ("codec", "result", "submission"), [("float32", 4 * 17, 4 * 17), ("int8", 17 + 4, 24)]
 )
 def test_host_bytes_of_a_small_model(codec, result, submission):
-    """State and submission (whole float32s), a result with a spare, and a log of 2048 rounds."""
+    """State and submission (whole float32s), a result, and a spare beside a log of 2048 rounds."""
     spec = RunSpec(sync_every=1, codec=codec)
-    held = 8 * 17 + submission + 2 * result
+    held = 8 * 17 + submission + result
     assert host_bytes(spec, MANIFEST) == held
-    assert host_bytes(spec, MANIFEST, keeps_rounds=False) == held + 2048 * result
+    assert host_bytes(spec, MANIFEST, keeps_rounds=False) == held + 2049 * result
 
 
 def test_host_bytes_of_a_large_model():
@@ -294,9 +294,9 @@ def test_host_bytes_of_a_large_model():
     manifest = Manifest.of([Parameter("w", (n,))])
     result = n + n // 64
     assert log_bytes(RunSpec(sync_every=1), manifest) == 2 * result
-    assert host_bytes(RunSpec(sync_every=1), manifest) == 8 * n + 3 * result
+    assert host_bytes(RunSpec(sync_every=1), manifest) == 8 * n + 2 * result
     spec = RunSpec(sync_every=1, fragments=4, rounds_in_flight=2)
-    assert host_bytes(spec, manifest) == 8 * n + result + 3 * (result // 4)
+    assert host_bytes(spec, manifest) == 8 * n + result + 2 * (result // 4)
 
 
 def test_host_bytes_of_gathered_rounds_hold_for_any_number_of_peers():
@@ -304,7 +304,7 @@ def test_host_bytes_of_gathered_rounds_hold_for_any_number_of_peers():
     n = 1 << 24
     manifest = Manifest.of([Parameter("w", (n,))])
     spec = RunSpec(sync_every=1, codec="topk", aggregate="senders", error_feedback=0.95)
-    assert host_bytes(spec, manifest) == 16 * n + 2 * 4 * n
+    assert host_bytes(spec, manifest) == 16 * n + 4 * n
     for peers in (1, 3, 128, 129, 1024):
         assert spec.result_codec((1.0,) * peers).encoded_bytes(n) <= 4 * n
 
