@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    three peers on this machine train together; one is killed, one joins"
-	@echo "make test    unit, protocol, process and network tests, in 18 to 30 minutes on two cores"
+	@echo "make test    unit, protocol, process and network tests, in 20 to 35 minutes on two cores"
 	@echo "make test-integrations   HF Trainer, TRL, PEFT, Lightning, accelerate; an environment of"
 	@echo "             their own, of 1.7 GB"
 	@echo "make chaos   real daemons, broken in every way that we know; make test-slow for more of it"

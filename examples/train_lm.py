@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small language model with other peers.")
     parser.add_argument("--home", type=Path, help="the daemon's home, as given to `atoll up`")
     parser.add_argument("--data", type=Path, help="folder of text (default: Python's own library)")
-    parser.add_argument("--sync-every", type=int, default=20, help="inner steps per round")
+    parser.add_argument("--sync-every", type=int, default=20, help="local steps per round")
     parser.add_argument("--rounds", type=int, default=25, help="train until the run has so many")
     parser.add_argument("--seed", type=int, default=0, help="order of the text; one for each peer")
     parser.add_argument("--muon", action="store_true", help="Muon for hidden layers; on all peers")

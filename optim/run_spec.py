@@ -52,7 +52,7 @@ SUBMITS = ("parameters", "deltas")
 # What a trainer does where its frozen parameters differ from the run's; the last does not look.
 FROZEN = ("refuse", "warn", "ignore")
 SCHEDULE_CHARACTERS_MAX = 200
-SYNC_EVERY_MAX = 1_000_000  # inner steps; published runs use at most 1,000
+SYNC_EVERY_MAX = 1_000_000  # local steps; published runs use at most 1,000
 WARM_ROUNDS_MAX = 1_000_000  # some days of steps
 OUTER_LR_MAX = 10.0  # the outer rate is 0.4 to 1 everywhere in the literature
 OUTER_DELAY_MAX = 1024  # about as many arrivals as there are peers, and a run has as many at most

@@ -6,7 +6,8 @@ That is all that a script changes, with automatic and with manual optimization. 
 the method when training starts. Then
 
 * a learning rate that is stepped after each optimizer step is that of the run's step, for a late
-  joiner too, and training ends where the run has ``max_steps`` steps;
+  joiner too (with manual optimization: call ``outer.follow(scheduler)``), and training ends where
+  the run has ``max_steps`` steps;
 * validation sees the run's model, not this replica's;
 * so does a checkpoint: its ``state_dict`` is the run's, for ``load_from_checkpoint`` and whoever
   takes the best one, and beside it lies what ``fit(ckpt_path=...)`` needs to go on. One that is

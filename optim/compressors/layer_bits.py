@@ -24,7 +24,8 @@ from atoll.optim.manifest import Manifest
 class LayerBits(Compressor):
     """Average each layer in a codec of its own.
 
-    ``codecs`` to choose from; ``uniform``: the one of all layers whose error is the budget.
+    ``codecs`` to choose from; ``uniform``: the one of all layers whose error is the budget;
+    ``choice``: when and how they are chosen anew.
 
     Nothing is fed back, so the budget is what limits the error. Vectors, and parameters whose names
     begin with one of ``dense``, travel in the codec of the run.

@@ -59,8 +59,9 @@ class DeMo(EveryStepGather, Optimizer):
     ``params``: groups with an ``lr`` and ``weight_decay`` of their own, as other optimizers take
     them; by default all trainable parameters of the model. All peers take the rates of the first
     peer, so a trainer that joins must bring its schedule to step ``steps`` to agree with them, and
-    is told if it does not. ``values``: "bfloat16", "sign" or "float32". ``check_every``: steps
-    between two comparisons of all peers' parameters.
+    is told if it does not. ``decay``: how much of the momentum stays in a step. ``topk``: how many
+    coefficients of each ``tile`` x ``tile`` elements are sent, as ``values``: "bfloat16", "sign" or
+    "float32". ``check_every``: steps between two comparisons of all peers' parameters.
 
     A step sends ``message_bytes`` at most: for each coefficient its place (12 bits in tiles of 64 x
     64) and 16, 1 or 32 bits, so 28 * 32 / 4096 = 0.22 bits for each parameter; a bit for each tile;

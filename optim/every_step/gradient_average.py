@@ -40,8 +40,9 @@ class GradientAverage(EveryStep):
     Gradients may be accumulated over several backward passes before a step. With a GradScaler a
     peer whose gradients have overflowed gives nothing and still applies the mean of the others; if
     all have, nobody's parameters move, and the step does not count. ``inner`` may be a sequence:
-    then the first of them to step exchanges the gradients of all. Clip gradients before a step, or
-    the mean in a step pre-hook that is registered after this object is made.
+    then the first of them to step exchanges the gradients of all. ``check_every``: steps between
+    two comparisons of all peers' parameters. Clip gradients before a step, or the mean in a step
+    pre-hook that is registered after this object is made.
 
     ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
     ``help("atoll.optim.method")`` what the calls do.

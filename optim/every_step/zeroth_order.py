@@ -60,7 +60,8 @@ class ZerothOrder(EveryStepLog):
     between peers. ``log_bytes``: how much of the log is kept. ``check_every``: steps between two
     comparisons of all peers' parameters.
 
-    A step sends 12 bytes and one for each sample. Memory: a copy of the parameters while it
+    ``seed``: of the signs, the same on all peers. A step sends 12 bytes and one for each sample.
+    Memory: a copy of the parameters while it
     evaluates, no gradients. Time: beside the evaluations, the signs of all samples of all peers for
     each parameter. A small rate vanishes in bfloat16 parameters. There are no gradients, so a
     GradScaler has nothing to do here. The first step of a run is its founder's alone: the others

@@ -1,4 +1,4 @@
-"""Methods of other systems, correct, which nothing else here imports.
+"""Small, tested versions of what other systems do; nothing else here imports them.
 
 Each says in its docstring when it helps, or how it lost on the convergence benchmark, where it was
 measured there. ``CO2``, ``EF21`` and ``EControl`` were in ``atoll.optim`` before and have lost. All

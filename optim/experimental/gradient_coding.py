@@ -76,8 +76,9 @@ class CodedGradients:
     shard after the other, s + 1 of them for each job, so data must be where they may be needed.
     ``late``: s, how many need not be waited for. ``deadline_s``: how long a step computes, about
     1.2 times what s + 1 shards take on a usual peer. Who is late says so after the piece that it is
-    in, and for that all wait: let pieces be short. ``begin_at``: the ``steps`` of the others, for
-    who comes later; it needs their point as well.
+    in, and for that all wait: let pieces be short. ``seed``: of the code, the same on all.
+    ``clock``: what tells the time. ``begin_at``: the ``steps`` of the others, for who comes later;
+    it needs their point as well.
 
     When it helps: where each step must have the gradient of all data, of whoever holds them, and
     peers are late now and then, by turns. It costs s + 1 times the computing, so it has to be cheap

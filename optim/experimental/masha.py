@@ -37,7 +37,8 @@ class Masha:
     same float32[n] on all; all are there from the first step on, and who misses one cannot go on
     alone: make a new one on all of them, at a point that they share. ``operator``: F_m at a point,
     float32[n]; of a maximizing player with the sign turned. ``gamma``: the step size; ``tau``: how
-    seldom all is exchanged, near 1 minus the codec's part of float32. ``codec``: unbiased, with a
+    seldom all is exchanged, near 1 minus the codec's part of float32; ``seed``: of what is drawn,
+    the same on all. ``codec``: unbiased, with a
     key: "randk", "ternary", "int4_sr".
 
     When it helps: games and adversarial losses in which plain compressed descent turns in circles.

@@ -2,7 +2,7 @@
 
 The wrapper hooks the inner optimizer's step, so the loop stays as it was. The life of a round here:
 
-1. ``sync_every`` inner steps move the model's parameters θ_m away from the run's θ.
+1. ``sync_every`` local steps move the model's parameters θ_m away from the run's θ.
 2. θ_m is written to the daemon's shared memory as float32 and submitted with its weight.
 3. The trainer waits. COMMITTED: θ_m is overwritten by the run's new θ, gradients are zeroed.
    MISSED (the round closed before the submission came): θ_m and its weight are kept and the
@@ -38,8 +38,12 @@ class DiLoCo(SynchronousMethod):
     ``outer_momentum``: 0.9 as published; 0.6, as in MuLoCo (2505.23725), where an inner optimizer
     is ``torch.optim.Muon``, as of those that ``muon_and_adamw`` makes.
 
-    ``outer_lr``: a number; or "by_peers", 0.4 where one peer is in a round, 0.6 for two to four and
-    0.8 from eight on (``outer_rate``), so that it changes as peers come and go.
+    ``outer_lr``: a number; or "by_peers", 0.4 where one peer is in a round, 0.6 for two to four,
+    0.8 from eight on, and in between by the logarithm of their number (``outer_rate``), so that it
+    changes as peers come and go.
+
+    ``codec``: how pseudo-gradients travel: "int8" (a quarter of float32), "int4" (an eighth),
+    "fp4_e3m0", "bfloat16", "float32" and others of 4 bits and more (docs/limits.md).
 
     ``momentum_codec``: "dynamic8" keeps the momentum in 8 bits, a byte for each parameter and a
     scale for each 256 (arXiv 2110.02861); so a daemon holds 3 bytes less for each parameter.

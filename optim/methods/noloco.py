@@ -65,11 +65,14 @@ PUBLISHED = 2 * 3  # vectors in a daemon: of two names two numbers, and one that
 
 
 class NoLoCo(Method):
-    """Train ``model`` together with the other peers of the run that ``peer`` belongs to.
+    """Train replicas that exchange with one partner in each outer step; nobody waits for all.
 
-    When it is made, the model gets the newest parameters that anybody has. The paper uses Adam as
-    ``inner``. ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods
-    have too, ``help("atoll.optim.method")`` what the calls do.
+    φ are a replica's parameters after its last outer step, Δ is how far its local steps have moved
+    them since; with the means of both partners an outer step is
+    ``δ = α δ + β mean Δ - γ (φ - mean φ)``, ``φ = φ + δ``. When it is made, the model gets the
+    newest parameters that anybody has. The paper uses Adam as ``inner``.
+    ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
+    ``help("atoll.optim.method")`` what the calls do.
 
     ``outer_lr``, ``outer_momentum``, ``gossip``: β, α and γ. ``gossip`` is how strongly replicas
     are drawn together: ConfigError where they would drift apart. Below ``2 (1 - outer_momentum)``

@@ -63,7 +63,7 @@ class Population(Method):
     of the best members at its first turn, as a joiner may want to. Two members: the worse one
     copies. One, or all with one score: nothing happens. A member whose score or weights are not
     finite counts as worst. Members may come and go; who misses a turn trains on. ``min_trainers``:
-    at a turn members wait until so many are there.
+    at a turn members wait until so many are there. ``seed``: of what is drawn, the same everywhere.
 
     Costs a few hundred bytes of each member per turn. Each member that is copied costs all of them
     an all-reduce of its whole state in float32 (12 bytes for each parameter with Adam), in which

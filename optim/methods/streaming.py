@@ -50,15 +50,16 @@ class StreamingDiLoCo(RoundMethod):
     ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
     ``help("atoll.optim.method")`` what the calls do.
 
-    ``fragments``: which blocks make up a fragment (fragment_patterns.py), ``blocks_per_fragment``
-    of them; embeddings, head and norms are one more. ``delay``: after so many steps a result is
-    merged; None: as many as it takes not to wait, at most 10, found while training (in a ``Swarm``,
-    where nothing takes time, none: give a number there to see what a delay does). ``local``: how
-    much of its own parameters a trainer keeps then; 0 drops what it did in the delay, 1 would
-    ignore the others. ``eager``: eager updates instead, for which delay and local mean nothing, and
-    which cost 25 bytes of the trainer's host memory for each parameter (with 16 fragments).
-    ``outer_momentum``, ``outer_lr``, ``momentum_codec``: as for DiLoCo; eager updates need a number
-    for ``outer_lr``. Delay and local are each trainer's own, the other arguments are the run's.
+    ``fragments``: which ``blocks_per_fragment`` blocks make up a fragment: "strided", "sequential"
+    or "balanced" (fragment_patterns.py); embeddings, head and norms are one more. ``delay``: after
+    so many steps a result is merged; None: as many as it takes not to wait, at most 10, found while
+    training (in a ``Swarm``, where nothing takes time, none: give a number there to see what a
+    delay does). ``local``: how much of its own parameters a trainer keeps then; 0 drops what it did
+    in the delay, 1 would ignore the others. ``eager``: eager updates instead, for which delay and
+    local mean nothing, and which cost 25 bytes of the trainer's host memory for each parameter
+    (with 16 fragments). ``outer_momentum``, ``outer_lr``, ``codec``, ``momentum_codec``: as for
+    DiLoCo; eager updates need a number for ``outer_lr``. Delay and local are each trainer's own,
+    the other arguments are the run's.
 
     There is no ``round_s``: fragments are sent at the same steps on all peers, which take turns by
     it. Give slower peers smaller batches, and ``count()`` them.

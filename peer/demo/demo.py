@@ -28,7 +28,7 @@ from atoll.peer.demo.text import load_text
 from atoll.peer.demo.view import DemoDisplay, make_view
 
 RUN = "demo"
-SYNC_EVERY = 40  # inner steps per round
+SYNC_EVERY = 40  # local steps per round
 PEERS_MAX = 16  # each is two processes, with 0.4 GB of memory together
 ROUNDS_MIN = 2  # round 1 of a run only hands out the initial parameters
 POLL_S = 0.25

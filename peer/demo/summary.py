@@ -136,7 +136,7 @@ def _death_lines(figures: DemoFigures) -> list[tuple[str, str]]:
     text = f"noticed after {_seconds(figures.noticed_s)}"
     if figures.reformed_s is not None:
         text += f", all survivors in a new view after {_seconds(figures.reformed_s)}"
-    commit = f"next round committed after {_seconds(figures.committed_s)}, inner steps included"
+    commit = f"next round committed after {_seconds(figures.committed_s)}, local steps included"
     return [
         ("SIGKILL", f"daemon of {name}, {role}, after round {figures.killed_round}"),
         ("survivors", text),

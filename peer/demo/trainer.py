@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="folder of text (default: Python's own library)")
     parser.add_argument("--rounds", type=int, required=True, help="train until the run has these")
     parser.add_argument("--last-round-file", type=Path, help="go on until it names the last round")
-    parser.add_argument("--sync-every", type=int, required=True, help="inner steps per round")
+    parser.add_argument("--sync-every", type=int, required=True, help="local steps per round")
     parser.add_argument("--seed", type=int, required=True, help="one for each peer")
     args = parser.parse_args()
     torch.set_num_threads(1)  # as many trainers as peers share this machine

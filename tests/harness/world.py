@@ -321,11 +321,11 @@ class World(ABC):
 
     def need_relay(self, one: bytes, other: bytes) -> bool:
         """Return whether neither of two can dial the other, ever."""
-        if not self.outbound and not self.unlinkable:
-            return False
-        pair = frozenset((one, other))
-        names = {self.hosts[peer].name for peer in pair if peer in self.hosts}
-        return pair in self.unlinkable or (len(names) > 1 and names <= self.outbound)
+        if self.outbound and one != other:
+            here, there = self.hosts.get(one), self.hosts.get(other)
+            if here and there and {here.name, there.name} <= self.outbound:
+                return True
+        return bool(self.unlinkable) and frozenset((one, other)) in self.unlinkable
 
     def living(self) -> list[Host]:
         return [host for host in self.hosts.values() if host.alive]
