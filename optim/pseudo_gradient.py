@@ -98,8 +98,11 @@ def pseudo_gradient(
     """
     for start, end, dtype in manifest.segments(lo, hi):
         part = slice(start - lo, end - lo)
-        round_to_working(theta[part], dtype, out[part])
-    np.subtract(out, submitted, out=out)
+        cast = theta[part]
+        if dtype != "float32":
+            round_to_working(cast, dtype, out[part])
+            cast = out[part]
+        np.subtract(cast, submitted[part], out=out[part])
 
 
 def round_to_working(values: NDArray[np.float32], dtype: str, out: NDArray[np.float32]) -> None:

@@ -252,10 +252,9 @@ class MeanParts(Parts):
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
         if coded and self._codec.contract.kind != "exact":
             encoded = self.encoded.take()
-            part = self._encode_own(chunk, encoded)
-            if not np.may_share_memory(part, encoded):
-                np.copyto(encoded[: part.size], part)
-            self.add(chunk, me, encoded)
+            part = self._encode_own(chunk, encoded)  # there, or where it lies already
+            self._weigh(self._codec, chunk, self._factors[me], part)
+            self.encoded.give(encoded)
             return
         if self.contribution.own is not None:
             where = self.contribution.own(chunk)

@@ -81,8 +81,6 @@ class CO2(RoundMethod):
     where ``DiLoCo`` was 5 % above: what comes a round late is of little use to so few rounds.
     """
 
-    meets = False  # a round is under way
-
     @takes(AllRoundOptions)
     def __init__(
         self,

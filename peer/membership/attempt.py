@@ -432,6 +432,7 @@ class Attempt:
     ) -> None:
         """Order each of these peers to copy the result, from a holder that it has a link to.
 
+        That is another one for each, so that they share the work, and we after a try in vain.
         Who has none waits until one of its neighbours holds it; that counts as a try in vain.
         """
         for position, peer in enumerate(peers):
@@ -442,8 +443,12 @@ class Attempt:
             near = [holder for holder in holders if links.have_path(holder, peer)]
             if not near:
                 continue
-            holder = near[(position + count) % len(near)]
-            begin = self.begin
+            first = position % len(near)
+            turns = [*near[first:], *near[:first]]
+            if self.me in turns[1:]:  # second: whoever else it is cut off from, we hear it
+                turns.remove(self.me)
+                turns.insert(1, self.me)
+            begin, holder = self.begin, turns[count % len(turns)]
             order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
             self.emit(Send(peer, order))
 

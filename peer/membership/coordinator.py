@@ -29,7 +29,14 @@ from atoll.peer.membership.attempt import (
 from atoll.peer.membership.consensus import Proposer
 from atoll.peer.membership.events import Effect, Note, Send
 from atoll.peer.membership.failure_detector import Machines
-from atoll.peer.membership.layout import Advised, Layout, handed_on, layout_for, reserved
+from atoll.peer.membership.layout import (
+    Advised,
+    Layout,
+    handed_on,
+    layout_for,
+    pair_for,
+    reserved,
+)
 from atoll.peer.membership.link_graph import LinkGraph, broken_paths, shown_apart, shown_relayed
 from atoll.peer.membership.member import MemberState
 from atoll.peer.membership.messages import (
@@ -494,7 +501,8 @@ class Coordinator:
         self._note_owners(owners)
         layout = None
         if owners is None:
-            layout = self._layout(chosen, weights, kind, again=last is not None)
+            elements = call.operation.elements if call.operation is not None else 0
+            layout = self._layout(chosen, weights, kind, elements, again=last is not None)
         tag = (*self._tag(), number, self._attempts, kind, chosen, weights, blob)
         called = (call.operation, call.without, call.aside)
         lives = tuple(self.roster.life(peer) for peer in chosen)
@@ -515,9 +523,18 @@ class Coordinator:
         self._noted_owners = why
 
     def _layout(
-        self, chosen: tuple[bytes, ...], weights: tuple[float, ...], kind: str, *, again: bool
+        self,
+        chosen: tuple[bytes, ...],
+        weights: tuple[float, ...],
+        kind: str,
+        elements: int,
+        *,
+        again: bool,
     ) -> Layout | None:
-        """Return the layout of an attempt, in which data go between linked participants only."""
+        """Return the layout of an attempt, in which data go between linked participants only.
+
+        ``elements``: of a REDUCE.
+        """
         links = self.roster.links
         if kind == INIT:
             return handed_on(weights, [links.reaches(peer, chosen) for peer in chosen])
@@ -526,7 +543,8 @@ class Coordinator:
         apart = links.apart(chosen) if kind in (STEP, REDUCE) else ()
         relayed = links.relayed(chosen) if kind in (STEP, REDUCE) else ()
         if not apart and not relayed:
-            return reserved(layout, may_own)
+            pair = pair_for(chosen, elements) if all(may_own) and not again else None
+            return pair or reserved(layout, may_own)
         if all(may_own) and layout is not None and not layout.crosses(apart):
             return layout
         owners = _owners(links, chosen, may_own)

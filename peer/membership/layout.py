@@ -11,7 +11,7 @@ those that the advice is about gets it whole. Any other attempt, of fewer of the
 one, is a butterfly with the shares of those who are left: there everybody sees who is late, while
 in a ring or a tree all wait for a neighbour that waits itself, and the wrong ones would be
 excluded. So is a REDUCE, whose size and codec the advice does not know: the advice has shares for a
-vector of any size, beside those of a step.
+vector of any size, beside those of a step. But a small one of two is pairwise.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from atoll.peer.rounds.entries import CHUNKS_MAX, REDUCE, STEP
 
 BUTTERFLY, RING, TREE, SITES = "butterfly", "ring", "tree", "hierarchical"
 PAIRWISE = "pairwise"  # of two: nobody owns anything, each adds up for itself
+# A REDUCE of two up to here goes both ways at once: one journey in place of two, and as many bytes.
+# Each then adds up all of it, which a larger one feels more than the journey.
+PAIR_ELEMENTS_MAX = 1 << 18
 WHY_CHARS_MAX = 300  # a sentence or two: every BEGIN carries it
 FROM_ONE = "butterfly: one peer hands its parameters to all"
 HANDED_ON = "butterfly: one peer's parameters, in parts that the others hand on"
@@ -117,6 +120,13 @@ class Advised:
             object.__setattr__(self, "shares", self.layout.shares)
         if len(self.participants) != len(self.shares):
             raise ConfigError(f"{len(self.shares)} shares for a layout of {len(self.participants)}")
+
+
+def pair_for(participants: Sequence[bytes], elements: int) -> Layout | None:
+    """Return the layout of a small REDUCE of two; None if it is not one."""
+    if len(participants) != 2 or not 0 < elements <= PAIR_ELEMENTS_MAX:
+        return None
+    return Layout(PAIRWISE, (1, 1), why="pairwise: a small vector of two")
 
 
 def layout_for(

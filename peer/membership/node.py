@@ -126,13 +126,12 @@ class Node:
             if self._recovered is not None:
                 self._recover(self._recovered)
             self._is_news = self._deadline_s is None or here.now_s >= self._deadline_s
-            is_message = type(event) is ev.Received
-            self._is_news |= not is_message and type(event) not in _NO_NEWS
+            self._is_news |= not isinstance(event, ev.Received)
             _EVENTS[type(event)](self, event)
             if self._is_news or here.to_self:
                 self._settle()
                 self._deadline_s = self._next_deadline_s()
-            elif is_message and self._deadline_s is not None:
+            elif self._deadline_s is not None:
                 self._deadline_s = min(self._deadline_s, here.now_s + here.timing.step_s)
         return here.take_effects()
 
@@ -967,10 +966,6 @@ class Node:
 
 
 # ---------------------------------------------------------------- who hears what
-
-# What these tell is looked at with the next heartbeat, which is soon enough: that a machine lives,
-# which puts off what would be done, and how many bytes have come.
-_NO_NEWS = frozenset({ev.KernelAnswered, ev.Progressed})
 
 _EVENTS: dict[type, Callable[[Node, Any], None]] = {
     ev.Tick: lambda node, event: None,

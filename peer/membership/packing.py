@@ -21,7 +21,8 @@ from atoll.peer.membership.view import View
 from atoll.peer.net.wire import CONTROL_FRAME_BYTES_MAX, decode, encode
 
 PACKED = (Accept, Begin, CoordinatorBeat)  # what may be long: all others are short, or blobs
-PACK_FROM_BYTES = 512  # a BEGIN of eight members, any ACCEPT; below it there is little to find
+PACK_FROM_MEMBERS = 8  # of a smaller view a message would be encoded twice for little
+PACK_FROM_BYTES = 512  # a BEGIN of eight members; below it there is little to find
 BLOB_BYTES_MAX = 1 << 12  # of a BEGIN: what trainers give is packed already, or does not shrink
 VIEWS_KEPT = 3  # of which messages may still be on their way
 WINDOW_BYTES = 1 << 15  # of DEFLATE: what lies farther back is not found
@@ -51,7 +52,8 @@ class Packing:
         if isinstance(message, Begin) and len(message.blob) > BLOB_BYTES_MAX:
             return message
         tag = (message.lineage, message.view)
-        if peer not in self._members.get(tag, ()):
+        members = self._members.get(tag, frozenset())
+        if peer not in members or len(members) < PACK_FROM_MEMBERS:
             return message
         if self._last is None or self._last[0] is not message:  # one for all who get it
             self._last = (message, _pack(message, self._dictionaries[tag]))

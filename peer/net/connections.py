@@ -134,6 +134,7 @@ class ConnectionManager:
         self.outbound: Container[bytes] = ()  # peers that cannot be dialled from outside
         self.known_relays: KnownRelays = _NoRelays()
         self._of_rounds = of_rounds
+        self._last: tuple[object, bytes] | None = None  # a message, and its frame
         self._tls, self._run = tls, run
         self._daemon = daemon
         self._policy = policy or AdmissionPolicy()
@@ -190,7 +191,9 @@ class ConnectionManager:
         """Queue ``msg`` on one link without blocking; return False if it is ending."""
         is_of_round = name_of(msg) in self._of_rounds
         purpose = byte_counts.ROUNDS if is_of_round else byte_counts.CONTROL
-        return link.send(frame(encode(msg)), purpose)
+        if self._last is None or self._last[0] is not msg:  # many go to several peers
+            self._last = (msg, frame(encode(msg)))
+        return link.send(self._last[1], purpose)
 
     def drop(self, peer_id: bytes, why: str, *, expelled: bool = False) -> None:
         """End the control link to ``peer_id``, if any; ``on_down`` follows.

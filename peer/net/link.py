@@ -11,6 +11,7 @@ import contextlib
 import enum
 import socket
 import ssl
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -55,6 +56,16 @@ class _State(enum.Enum):
     DRAINING = "draining"  # superseded: only reads; the other side will close it
     LEAVING = "leaving"  # goodbye is said or queued; waiting for the other side's
     CLOSED = "closed"
+
+
+class _ReadMemory(threading.local):
+    """Hold what is read, until it is copied: memory of that size, made anew, costs system calls."""
+
+    def __init__(self) -> None:
+        self.bytes = memoryview(bytearray(READ_BYTES))
+
+
+_read_memory = _ReadMemory()
 
 
 class ControlLink:
@@ -221,16 +232,16 @@ class ControlLink:
 
     def _on_readable(self) -> None:
         try:
-            data = self._sock.recv(READ_BYTES)
+            count = self._sock.recv_into(_read_memory.bytes)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self.end(reason_of(error))
             return
-        if data:
+        if count:
             self.heard_s = self._loop.time()
-            self._counts.add_received(CONTROL, len(data))
-            self._incoming.write(data)
+            self._counts.add_received(CONTROL, count)
+            self._incoming.write(_read_memory.bytes[:count])
         else:
             self._incoming.write_eof()
         self._pump()
@@ -239,11 +250,11 @@ class ControlLink:
         """Decrypt and deliver what has arrived: at most READ_BYTES in one turn of the loop."""
         try:
             while not self.ended.is_set():
-                data = self._tls.read(READ_BYTES)
-                if not data:
+                count = self._tls.read(READ_BYTES, _read_memory.bytes)
+                if not count:
                     self.end("the other side said goodbye")
                     return
-                for payload in self._reader.feed(data):
+                for payload in self._reader.feed(_read_memory.bytes[: int(count)]):
                     if self._deliver and not self.ended.is_set():
                         self._on_payload(self, payload)
         except ssl.SSLWantReadError:

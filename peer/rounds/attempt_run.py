@@ -49,6 +49,7 @@ from atoll.peer.rounds.verifier import AttemptVerifier, AuditedParts, VerifiedAt
 from atoll.peer.state_sync.client import ResultFetcher
 from atoll.peer.streams.manager import FrameOutlet, Streams
 from atoll.peer.streams.router import Router
+from atoll.peer.streams.stream import DataStream
 
 if TYPE_CHECKING:
     from atoll.peer.verify.terms import AuditTerms
@@ -376,12 +377,16 @@ class AttemptRun:
         peer.streams.begin_round(begin.round)
         for index, count in stripes.items():
             for stripe in range(count):
-                peer.spawn(self._attach_outlet(reduction, index, stripe))
+                stream = peer.streams.open_to(begin.exchange[index], stripe)
+                if stream is not None:
+                    self._attach(reduction, index, stream)
+                else:
+                    peer.spawn(self._dial(reduction, index, stripe))
         if reduction.lacking and peer.me not in begin.helpers:
             copying.start()
             self._watching = asyncio.get_running_loop().create_task(_watch(copying))
 
-    async def _attach_outlet(self, reduction: Reduction, index: int, stripe: int) -> None:
+    async def _dial(self, reduction: Reduction, index: int, stripe: int) -> None:
         other = self.begin.exchange[index]
         try:
             stream = await self._peer.streams.to(other, stripe)
@@ -389,6 +394,9 @@ class AttemptRun:
             if not stripe:  # the others only make it faster
                 self.failed((other,), error.what)
             return
+        self._attach(reduction, index, stream)
+
+    def _attach(self, reduction: Reduction, index: int, stream: DataStream) -> None:
         outlet = FrameOutlet(stream, header_of(self.begin))
         reduction.start({index: CountingOutlet(outlet, self.sent)})
 

@@ -56,6 +56,7 @@ from atoll.peer.streams.manager import Streams, reason_of
 from atoll.peer.streams.router import Router
 from atoll.peer.streams.stream import NO_PROGRESS_TIMEOUT_S
 
+QUICK_BYTES_MAX = 1 << 16  # of a result that is copied in the event loop: 10 us
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 
 
@@ -477,7 +478,10 @@ class RoundExecutor:
             assert run.root
             run.end()
         try:
-            state = await asyncio.to_thread(self._commit, effect, run)
+            if begin.operation is not None and self._is_quick(run):
+                state = self._commit(effect, run)  # a thread would begin later than it ends
+            else:
+                state = await asyncio.to_thread(self._commit, effect, run)
         except CodecError as error:  # every chunk was checked when it came: it has changed since
             raise DivergedError(
                 f"the result of round {begin.round} cannot be applied here: {error.what}",
@@ -491,12 +495,29 @@ class RoundExecutor:
                     f" {size(run.again_bytes)} sent again"
                 )
         self.last_commit_unix_s = time.time()
-        exchange_s = self.last_round_s if run is not None else 0.0
-        self._daemon.round_committed(begin, exchange_s, run.tries if run is not None else 1)
         if run is not None and run.audit is not None and run.before is not None:
             self.audits.committed(run.audit, state.spec, state.manifest, run.before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
-        self._feed(ev.Applied(begin.round, state.digest))
+        applied = ev.Applied(begin.round, state.digest)
+        if begin.kind == INIT:
+            self._applied(applied, begin, run)  # the run's settings come of it
+        else:  # the trainer, whose turn in the queue is next, does not wait for that
+            self._loop.call_soon(self._applied, applied, begin, run)
+
+    def _applied(self, applied: ev.Applied, begin: Begin, run: AttemptRun | None) -> None:
+        exchange_s = self.last_round_s if run is not None else 0.0
+        self._daemon.round_committed(begin, exchange_s, run.tries if run is not None else 1)
+        self._feed(applied)
+
+    def _is_quick(self, run: AttemptRun | None) -> bool:
+        """Return whether the commit of an operation waits for nobody, and copies little."""
+        state = self.state
+        if state is None or state.is_written or self.sync.is_working:
+            return False
+        if run is None:
+            return True
+        lies_there = run.in_outputs and not run.is_read
+        return lies_there or (not run.in_outputs and run.result.array.nbytes <= QUICK_BYTES_MAX)
 
     def _commit(self, effect: ev.Apply, run: AttemptRun | None) -> ReplicatedState:
         """Apply a committed round, and append it to the log. In a worker thread.

@@ -256,6 +256,11 @@ class ReplicatedState:
         with self._writing:
             self._commit(head, encoded, applied)
 
+    @property
+    def is_written(self) -> bool:
+        """Return whether somebody changes the state at this moment."""
+        return self._writing.locked()
+
     def rename(self, round_number: int) -> None:
         """Be the state after another round: between the two there were operations only."""
         with self._writing:

@@ -290,10 +290,15 @@ class Streams:
 
         ConnectError after OPEN_TRIES.
         """
-        stream = self._outgoing.get(StripeId(peer, stripe))
-        if stream is not None and stream.is_fit:
+        stream = self.open_to(peer, stripe)
+        if stream is not None:
             return stream
         return await asyncio.shield(self._open(StripeId(peer, stripe)))
+
+    def open_to(self, peer: bytes, stripe: int = 0) -> DataStream | None:
+        """Return the stream to this peer that is open and fit to be used; None if there is none."""
+        stream = self._outgoing.get(StripeId(peer, stripe))
+        return stream if stream is not None and stream.is_fit else None
 
     def _open(self, stripe: StripeId) -> asyncio.Task[DataStream]:
         task = self._opening.get(stripe)

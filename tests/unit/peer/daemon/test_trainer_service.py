@@ -36,7 +36,7 @@ def run() -> Iterator[TinyRun]:
 
 def service_of(run: TinyRun, fed: list[ev.Event], log: EventLog | None = None) -> TrainerService:
     follower = SimpleNamespace(unsynced=False, loading=False, round=run.state.round)
-    node: Any = SimpleNamespace(view=run.view, follower=follower)
+    node: Any = SimpleNamespace(view=run.view, follower=follower, may_be_behind=lambda: False)
     executor: Any = SimpleNamespace(state=run.state, replica=Replica(run.log))
     log = log or EventLog(lambda line: None)
     return TrainerService("demo", node, executor, cast(IpcServer, None), fed.append, log)

@@ -310,6 +310,18 @@ def test_repair_is_repeated_with_other_holders_and_given_up() -> None:
     assert round_.attempt.unrepairable(now_s) == {D}
 
 
+def test_after_a_try_in_vain_the_coordinator_hands_the_result_out() -> None:
+    """Behind a partition that it bridges most others are out of reach, and nobody knows of whom."""
+    round_ = Round(A, B, C)
+    round_.ready(A, B, C)
+    repaired = []
+    for now_s in (0.0, TIMING.repair_s):
+        assert round_.step(now_s) is None
+        repaired.append(dict(round_.repaired()))
+    assert {*repaired[0].values()} != {A}, "the work is shared at first"
+    assert all(A in (repaired[0][peer], repaired[1][peer]) for peer in (D, E))
+
+
 def test_a_fetch_that_moves_bytes_is_not_given_up() -> None:
     round_ = Round(A, B, C)
     round_.ready(A, B, C)

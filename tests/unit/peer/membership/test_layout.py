@@ -10,7 +10,17 @@ from harness.faults import begins_of, busy_with
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.peer.membership import messages as ms
-from atoll.peer.membership.layout import HANDED_ON, Advised, Layout, handed_on, layout_for
+from atoll.peer.membership.layout import (
+    HANDED_ON,
+    PAIR_ELEMENTS_MAX,
+    PAIRWISE,
+    Advised,
+    Layout,
+    handed_on,
+    layout_for,
+    pair_for,
+)
+from atoll.peer.membership.operations import Operation
 from atoll.peer.net.wire import decode, encode
 
 PEERS = tuple(sorted(peer_id(name) for name in "abcd"))
@@ -166,3 +176,24 @@ def test_who_is_linked_to_all_hands_the_first_parameters_on() -> None:
     assert nobody is not None
     assert nobody.shares == (0, 1, 0)
     assert handed_on((1.0,), (True,)) is None
+
+
+def test_only_a_small_vector_of_two_goes_both_ways_at_once() -> None:
+    pair = pair_for(PEERS[:2], PAIR_ELEMENTS_MAX)
+    assert pair is not None
+    assert pair.is_pairwise
+    assert pair_for(PEERS[:2], PAIR_ELEMENTS_MAX + 1) is None
+    assert pair_for(PEERS[:2], 0) is None  # a step, or a gather
+    assert pair_for(PEERS[:3], 1) is None
+
+
+@pytest.mark.parametrize("elements", [256, PAIR_ELEMENTS_MAX + 1])
+def test_two_reduce_a_small_vector_in_one_journey(elements: int) -> None:
+    cluster = Cluster("ab")
+    cluster.form("ab")
+    called = Operation(ms.REDUCE, elements, "sum", "float32")
+    cluster.call_of = lambda host: called if host.round >= 2 else None
+    begun = begins_of(cluster)
+    cluster.until_round("ab", 4)
+    kinds = {b.layout.kind if b.layout else "" for b in begun if b.kind == ms.REDUCE}
+    assert kinds == ({PAIRWISE} if elements == 256 else {""})

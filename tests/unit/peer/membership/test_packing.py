@@ -27,6 +27,7 @@ from atoll.peer.membership.messages import (
 from atoll.peer.membership.packing import (
     BLOB_BYTES_MAX,
     PACK_FROM_BYTES,
+    PACK_FROM_MEMBERS,
     VIEWS_KEPT,
     Packing,
     dictionary_of,
@@ -98,6 +99,13 @@ def test_any_selection_of_members_comes_out_the_same(weights: float, count: int,
     assert (
         there.unpacked(view.coordinator, packed) if isinstance(packed, Packed) else packed
     ) == begin
+
+
+def test_in_a_small_view_nothing_is_packed() -> None:
+    view = view_of(PACK_FROM_MEMBERS - 1)
+    here, _ = both(view)
+    begin = begin_in(view)
+    assert here.packed(view.peers[1], begin) is begin
 
 
 def test_one_that_goes_to_all_is_packed_once() -> None:
