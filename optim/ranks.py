@@ -15,6 +15,7 @@ with DDP, weighed by what all ranks have trained.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -37,6 +38,8 @@ from atoll.peer.client.trainer_channel import RECONNECT_S, Outcome
 
 KINDS = ("committed", "missed", "reload")
 STEP_FLOATS = 2  # as long as the number of a step, at the end of what the ranks share
+
+_exchanged: deque[torch.Tensor] = deque(maxlen=4)  # see _kept: more than Gloo has threads
 
 
 def attach(
@@ -86,7 +89,7 @@ def attach(
         except AtollError as error:  # the other ranks must not wait for it
             failed = error
     connected = torch.tensor([float(failed is None)])
-    dist.broadcast(connected, group_src=0, group=group)
+    dist.broadcast(_kept(connected), group_src=0, group=group)
     if not connected:
         raise failed or _failed()
     return RankSession(session, group)
@@ -199,7 +202,7 @@ class RankSession:
 
         self._lead(hear)
         if elements:
-            dist.broadcast(heard, group_src=0, group=self._group)
+            dist.broadcast(_kept(heard), group_src=0, group=self._group)
         values: F32 = heard.numpy()
         return values
 
@@ -208,7 +211,7 @@ class RankSession:
 
     def all_true(self, mine: bool) -> bool:
         flag = torch.tensor([float(mine)])
-        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
+        dist.all_reduce(_kept(flag), dist.ReduceOp.MIN, group=self._group)
         return bool(flag)
 
     def leaves_after(self, step: int, asked: bool) -> bool:
@@ -224,7 +227,7 @@ class RankSession:
 
     def total(self, mine: float) -> float:
         total = torch.tensor([mine], dtype=torch.float64)
-        dist.all_reduce(total, group=self._group)
+        dist.all_reduce(_kept(total), group=self._group)
         return float(total)
 
     def whole(self, write: Callable[[F32], None], flat: F32, part: slice) -> None:
@@ -279,7 +282,7 @@ class RankSession:
                 said[:] = torch.tensor([1.0, *where, *found], dtype=torch.float64)
             except AtollError as error:
                 failed = error
-        dist.broadcast(said, group_src=0, group=self._group)
+        dist.broadcast(_kept(said), group_src=0, group=self._group)
         if failed is not None:
             raise failed
         if not said[0]:
@@ -305,7 +308,7 @@ class RankSession:
                 place[:] = torch.tensor([os.getpid(), region.fd, os.fstat(region.fd).st_ino])
             except (ConfigError, OSError) as error:
                 failed = error
-        dist.broadcast(place, group_src=0, group=self._group)
+        dist.broadcast(_kept(place), group_src=0, group=self._group)
         if not place[0]:
             raise failed or _failed()
         mapped = region.floats if region is not None else _mapped(place.tolist(), elements)
@@ -319,6 +322,17 @@ class RankSession:
                 "give RankSession the group of those",
             )
         return mapped
+
+
+def _kept(values: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is to be exchanged, and keep it until a few others have been.
+
+    A thread of Gloo lets go of it after the call has returned. If this process has none of it any
+    more by then, that thread has to ask for the interpreter; and where the script ends just then,
+    it is ended in the middle of C++, and the process with it (SIGABRT).
+    """
+    _exchanged.append(values)
+    return values
 
 
 def _mapped(place: list[int], elements: int) -> F32 | None:
