@@ -14,7 +14,9 @@ with DDP, weighed by what all ranks have trained.
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,6 +41,7 @@ from atoll.peer.client.trainer_channel import RECONNECT_S, Outcome
 KINDS = ("committed", "missed", "reload")
 STEP_FLOATS = 2  # as long as the number of a step, at the end of what the ranks share
 
+LET_GO_S, LET_GO_POLL_S = 1.0, 0.001  # at the end of a script; usually it is microseconds
 _exchanged: deque[torch.Tensor] = deque(maxlen=4)  # see _kept: more than Gloo has threads
 
 
@@ -327,12 +330,26 @@ class RankSession:
 def _kept(values: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is to be exchanged, and keep it until a few others have been.
 
-    A thread of Gloo lets go of it after the call has returned. If this process has none of it any
-    more by then, that thread has to ask for the interpreter; and where the script ends just then,
-    it is ended in the middle of C++, and the process with it (SIGABRT).
+    A thread of Gloo lets go of it after the call has returned. If Python has dropped it by then,
+    that thread has to ask for the interpreter; and where the script ends just then, it is ended in
+    the middle of C++, and the process with it (SIGABRT).
     """
     _exchanged.append(values)
     return values
+
+
+@atexit.register
+def _wait_for_gloo() -> None:
+    """Wait until Gloo has let go of what was exchanged last."""
+    by_s = time.monotonic() + LET_GO_S
+    while any(map(_is_shared, _exchanged)) and time.monotonic() < by_s:
+        time.sleep(LET_GO_POLL_S)
+
+
+def _is_shared(values: torch.Tensor) -> bool:
+    """Return whether something in C++ holds a tensor, beside Python; torch may not tell."""
+    count: Callable[[], int] = getattr(values, "_use_count", lambda: 1)
+    return count() > 1
 
 
 def _mapped(place: list[int], elements: int) -> F32 | None:
