@@ -78,7 +78,8 @@ class Attempt:
     able: set[bytes] = field(default_factory=set)  # who may own parts, where others can do without
     broken: set[Pair] = field(default_factory=set)  # it has ended because of these paths
     _begun_s: dict[bytes, float] = field(default_factory=dict)  # when BEGIN was repeated
-    _repairs: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    # When each peer was told to copy the result last, and from whom so far; b"": from nobody near.
+    _repairs: dict[bytes, tuple[float, tuple[bytes, ...]]] = field(default_factory=dict)
     _noticed_s: float = float("-inf")
     _missed_s: float | None = None  # when the first report of a broken edge was looked at
     _whole_s: float | None = None  # since when nothing is lacking but copies of outsiders
@@ -436,21 +437,23 @@ class Attempt:
         Who has none waits until one of its neighbours holds it; that counts as a try in vain.
         """
         for position, peer in enumerate(peers):
-            count, last_s = self._repairs.get(peer, (0, float("-inf")))
-            if peer in self.ready or count >= REPAIRS_MAX or not self._is_due(now_s, last_s):
+            last_s, tried = self._repairs.get(peer, (float("-inf"), ()))
+            if peer in self.ready or len(tried) >= REPAIRS_MAX or not self._is_due(now_s, last_s):
                 continue
-            self._repairs[peer] = (count + 1, now_s)
             near = [holder for holder in holders if links.have_path(holder, peer)]
-            if not near:
-                continue
-            first = position % len(near)
-            turns = [*near[first:], *near[:first]]
-            if self.me in turns[1:]:  # second: whoever else it is cut off from, we hear it
-                turns.remove(self.me)
-                turns.insert(1, self.me)
-            begin, holder = self.begin, turns[count % len(turns)]
-            order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
-            self.emit(Send(peer, order))
+            holder = self._holder(position, near, tried) if near else b""
+            self._repairs[peer] = (now_s, (*tried, holder))
+            if holder:
+                begin = self.begin
+                order = Repair(begin.lineage, begin.view, begin.round, begin.attempt, holder)
+                self.emit(Send(peer, order))
+
+    def _holder(self, position: int, near: list[bytes], tried: tuple[bytes, ...]) -> bytes:
+        """Return from whom a peer is to copy the result next, after these in vain."""
+        if tried and self.me in near and self.me not in tried:
+            return self.me  # whoever else it is cut off from, we hear it
+        untried = [holder for holder in near if holder not in tried] or near
+        return untried[position % len(untried)]
 
     def out_of_reach(self, alive: Collection[bytes], links: LinkGraph) -> set[bytes]:
         """Return the replicas to whom the result has no way, from the participants or by others.
@@ -476,8 +479,8 @@ class Attempt:
             return set()
         return {
             peer
-            for peer, (count, last_s) in self._repairs.items()
-            if count >= REPAIRS_MAX and peer not in self.ready and self._is_due(now_s, last_s)
+            for peer, (last_s, tried) in self._repairs.items()
+            if len(tried) >= REPAIRS_MAX and peer not in self.ready and self._is_due(now_s, last_s)
         }
 
     def _is_due(self, now_s: float, last_s: float) -> bool:

@@ -81,8 +81,13 @@ class Election(Electorate):
         signatures: Signatures,
         view: View,
         bootstrap: Bootstrap | None = None,
+        *,
+        awaits_word: bool = False,
     ) -> None:
-        """Watch the coordinator of ``view``; with ``bootstrap``, elect its founders' first view."""
+        """Watch the coordinator of ``view``; with ``bootstrap``, elect its founders' first view.
+
+        ``awaits_word``: this process is yet to hear how far the run is (``may_be_behind``).
+        """
         self._here = here
         self._own = own
         self._signatures = signatures
@@ -110,7 +115,7 @@ class Election(Electorate):
         self._yielded_to = b""
         self._yielded_s = float("-inf")
         self.resigned = False  # the coordinator was started again, and coordinates no more
-        self._awaits_word = False  # this process found the view in its ledger, and heard no more
+        self._awaits_word = awaits_word
         self._lacks_since_s: float | None = None  # it lives, and hears too few of us since then
         self._refused: Ballot | None = None
         # Those who may go on without a quorum do not do so at once.
@@ -137,11 +142,12 @@ class Election(Electorate):
     def may_be_behind(self) -> bool:
         """Return whether this process has yet to hear how far the run is that its ledger names.
 
-        Without a coordinator it is not waited for longer than one would be trusted.
+        Without a coordinator it is not waited for longer than one would be trusted, and as long
+        again for an election: who is asked for its vote knows of a later view.
         """
         here = self._here
         since_s = here.restarted_s
-        if since_s is None or here.now_s - since_s >= here.timing.failure_s:
+        if since_s is None or here.now_s - since_s >= 2 * here.timing.failure_s:
             return False
         return self._awaits_word
 

@@ -316,8 +316,13 @@ class Node:
         return base == (self.follower.round, self.follower.chain)
 
     def may_be_behind(self) -> bool:
-        """Return whether this process has yet to hear how far the run is that its ledger names."""
-        return self.election is not None and self.election.may_be_behind()
+        """Return whether this process has yet to hear, or to have, what the run has done.
+
+        It was started again, and knows how far the run was when it ended.
+        """
+        if self._here.restarted_s is None or self.election is None:
+            return False
+        return self.election.may_be_behind() or self.syncing.rounds_behind > 0
 
     def _has_coordinator(self) -> bool:
         """Return whether a coordinator is heard, by us as a member."""
@@ -456,11 +461,14 @@ class Node:
         self._views_told = {p: told for p, told in self._views_told.items() if p in here.linked}
         here.pace()
         self.signatures.new_view()
-        self.election = Election(here, self.follower, self.signatures, decided)
+        leads = decided.coordinator == here.me.peer
+        awaits_word = self.election is not None and self.election.may_be_behind() and not leads
+        self.election = Election(
+            here, self.follower, self.signatures, decided, awaits_word=awaits_word
+        )
         self.heartbeats.soon()
         self.heartbeats.forget_reasons()
         self.phases.interrupt()
-        leads = decided.coordinator == here.me.peer
         self._go(Trigger.LED if leads else Trigger.FOLLOWED)
         here.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
         here.emit(ev.Installed(decided))

@@ -378,10 +378,13 @@ class AttemptRun:
         for index, count in stripes.items():
             for stripe in range(count):
                 stream = peer.streams.open_to(begin.exchange[index], stripe)
-                if stream is not None:
-                    self._attach(reduction, index, stream)
-                else:
+                if stream is None:
                     peer.spawn(self._dial(reduction, index, stripe))
+                    continue
+                try:
+                    self._attach(reduction, index, stream)
+                except RuntimeError as error:
+                    self.failed((), f"no thread sends for this peer: {error}")
         if reduction.lacking and peer.me not in begin.helpers:
             copying.start()
             self._watching = asyncio.get_running_loop().create_task(_watch(copying))

@@ -115,8 +115,8 @@ class Checker:
             true = host.tainted or bool(host.flipped) or self.is_true(host.state)
             assert true, f"invariant 6: {host.name} takes part in {begin.round} with a wrong state"
 
-    def committed(self, entry: Entry, lineage: bytes, name: str) -> None:
-        """``lineage``: of the history that this peer continues with it."""
+    def committed(self, entry: Entry, lineage: bytes, name: str, view_number: int = 0) -> None:
+        """``lineage``: of the history that this peer continues with it, in its view of a number."""
         begin, chain = entry.begin, entry.chain
         key = (lineage, begin.round)
         known = self.commits.get(key)
@@ -133,7 +133,7 @@ class Checker:
         elif known != (begin.view, chain):
             # Who was stopped may apply what a later view has taken back, of which it has yet to
             # hear.
-            is_late = begin.view < known[0] and (*key, chain) in self.decisions.committed
+            is_late = view_number < known[0] and (*key, chain) in self.decisions.committed
             assert is_late, f"invariant 2: two histories of round {begin.round} ({name})"
         if chain not in self._history:
             self._first_commit(entry)

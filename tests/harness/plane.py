@@ -299,7 +299,8 @@ class DataPlane:
         entry = Entry(begin, first, means, before.chain, effect.chain, which)
         view = host.node.view  # a fork keeps what may have been committed, as a history of its own
         lineage = view.lineage if view is not None else entry.begin.lineage
-        world.checker.committed(entry, lineage, host.name)
+        number = view.number if view is not None else entry.begin.view
+        world.checker.committed(entry, lineage, host.name, number)
         world.committed = max(world.committed, begin.round)
         host.reducing = None
         for number in [n for n in host.jobs if n <= begin.round]:

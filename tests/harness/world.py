@@ -203,7 +203,7 @@ class World(ABC):
             assert at == found.state or not found.state[0], f"{name} replays to {at}"
             for entry in host.log:  # it may have died between the commit and its consequences
                 if entry.chain not in self.checker.truth and found.view is not None:
-                    self.checker.committed(entry, found.view.lineage, name)
+                    self.checker.committed(entry, found.view.lineage, name, found.view.number)
             host.log = host.log[-self.log_rounds :]
             host.digests[host.state.round] = host.state.digest
             for head in found.ready:

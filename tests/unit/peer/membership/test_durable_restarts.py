@@ -579,3 +579,27 @@ def test_who_was_voted_out_while_it_was_away_fetches_the_rounds_it_has_missed_on
     assert fetched == [*range(1, host.round + 1)]  # none by its state
     assert cluster.homes["c"].position > before
     assert host.node.me.inc == 2
+
+
+@pytest.mark.parametrize("others", ["", "a"], ids=["same view", "its coordinator is gone"])
+@pytest.mark.parametrize("away_s", [0.5, 3.0])
+def test_a_trainer_that_attaches_after_a_restart_finds_the_run_where_it_is(
+    others: str, away_s: float
+) -> None:
+    """Whatever comes first: the word of a coordinator, another view, or what was on the disk."""
+    cluster = formed()
+    for name in "e" + others:
+        cluster.kill(name)
+    cluster.run(away_s)
+    cluster.until_round("bcd")
+    reached = cluster.committed
+    cluster.restart("e")
+    host = cluster.host("e")
+    for _ in range(200_000):
+        node = host.node
+        own = node.follower
+        syncing = node.view is None or own.loading or own.unsynced or node.may_be_behind()
+        if not syncing:
+            break
+        cluster.advance()
+    assert host.node.follower.round >= reached
