@@ -110,6 +110,21 @@ def test_memory_that_grows_or_was_not_seen_fails(
     assert problem in series.problem(watched_s)
 
 
+def taken_once(count: int, over_s: float, grows: float) -> Flatness:
+    """Return a series that has grown by this part when a third of it is over, and stays so."""
+    series = flat(count, over_s)
+    for sample in series.samples[count // 3 + 1 :]:
+        sample.rss_bytes = int((1 + grows) * sample.rss_bytes)
+    return series
+
+
+@pytest.mark.parametrize("grows", [0.17, 0.4])
+def test_what_a_daemon_takes_once_is_no_leak_in_a_short_soak(grows: float) -> None:
+    assert not taken_once(80, 170.0, grows).problem(180.0)
+    assert "memory grew" in taken_once(900, 1700.0, grows).problem(1800.0), "it has had its time"
+    assert "memory grew" in flat(80, 170.0, grows=1.5 * grows).problem(180.0), "it goes on"
+
+
 def test_homes_that_grow_fail() -> None:
     flat_homes = Homes([100 * MIB, 140 * MIB, 90 * MIB] * 4, [50, 70, 60] * 4)
     assert not flat_homes.problem
