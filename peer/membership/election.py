@@ -147,9 +147,8 @@ class Election(Electorate):
         """
         here = self._here
         since_s = here.restarted_s
-        if since_s is None or here.now_s - since_s >= 2 * here.timing.failure_s:
-            return False
-        return self._awaits_word
+        is_recent = since_s is not None and here.now_s - since_s < 2 * here.timing.failure_s
+        return self._awaits_word and is_recent
 
     def coordinator_resigned(self) -> None:
         """Look for another coordinator: this one was started again and says so, so it lives."""

@@ -108,7 +108,7 @@ class RoundExecutor:
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
         # Work in the order in which it was decided.
         self._queue: asyncio.Queue[partial[Awaitable[None]]] = asyncio.Queue()
-        self._to_say: Callable[[], None] | None = None
+        self._unreported: Callable[[], None] | None = None
         self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
         self.durability: Durability | None = None  # who keeps results over restarts, if anybody
         self.is_loading = False  # the home is being read
@@ -292,7 +292,7 @@ class RoundExecutor:
         while True:
             work = await self._queue.get()
             if work.func != self._tell:  # all else is to find the machine at the last commit
-                self._say()
+                self._report()
             await work()
 
     def close(self) -> None:
@@ -502,19 +502,19 @@ class RoundExecutor:
             self.audits.committed(run.audit, state.spec, state.manifest, run.before)
         self._moved_to(state, "" if begin.kind != INIT else "the run begins")
         applied = ev.Applied(begin.round, state.digest)
-        self._to_say = partial(self._say_applied, applied, begin, run)
+        self._unreported = partial(self._report_commit, applied, begin, run)
         if begin.kind == INIT:
-            self._say()  # the run's settings come of it
+            self._report()  # the run's settings come of it
         else:  # the trainer, whose turn in the queue is next, does not wait for that
-            self._loop.call_soon(self._say)
+            self._loop.call_soon(self._report)
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         """Tell the daemon of a commit, if that was put off."""
-        if self._to_say is not None:
-            say, self._to_say = self._to_say, None
-            say()
+        if self._unreported is not None:
+            report, self._unreported = self._unreported, None
+            report()
 
-    def _say_applied(self, applied: ev.Applied, begin: Begin, run: AttemptRun | None) -> None:
+    def _report_commit(self, applied: ev.Applied, begin: Begin, run: AttemptRun | None) -> None:
         exchange_s = self.last_round_s if run is not None else 0.0
         self._daemon.round_committed(begin, exchange_s, run.tries if run is not None else 1)
         self._feed(applied)
