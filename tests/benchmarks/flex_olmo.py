@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gzip
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -29,9 +27,10 @@ from atoll.peer.demo.text import Text, load_text
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.convergence.heldout import ON_THE_WAY, HeldOut
+from benchmarks.convergence.texts import TEXTS, text_of
 
 WIDTH, DEPTH, CONTEXT, BATCH, LR = 128, 4, 64, 8, 4e-3
-MANUAL, HEADERS = Path("/usr/share/man"), Path("/usr/include")
+HEADERS = Path("/usr/include")
 SAMPLES = 64  # windows whose mean feature an owner's embedding begins with
 
 
@@ -146,19 +145,11 @@ def tuned(public: ByteTransformer, text: Sequence[Text], steps: int, seed: int) 
     return model
 
 
-def texts(folder: Path) -> dict[str, Text]:
+def texts() -> dict[str, Text]:
     """Return the public text and those of the owners that this machine has."""
-    for page in sorted(MANUAL.glob("man*/*.gz"))[:3000]:
-        try:
-            (folder / page.stem).write_bytes(gzip.decompress(page.read_bytes()))
-        except (OSError, EOFError):
-            continue
     quiet = {"log": lambda _line: None}
-    return {
-        "library": load_text(**quiet),
-        "manual": load_text(folder, **quiet),
-        "headers": load_text(HEADERS, **quiet),
-    }
+    named = {name: text_of(name, **quiet) for name in TEXTS}
+    return named | {"headers": load_text(HEADERS, **quiet)}
 
 
 def compare(
@@ -198,8 +189,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        text = texts(Path(folder))
+    text = texts()
     for seed in range(chosen.seeds):
         print(f"seed {seed:<18} {'  '.join(f'{name:>8}' for name in text)}", flush=True)
         found = compare(text, chosen.public_steps, chosen.steps, seed)

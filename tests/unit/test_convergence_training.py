@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.convergence import texts
 from benchmarks.convergence.heldout import HeldOut
 from benchmarks.convergence.methods import CEILING, FLOOR, METHODS, Case, Entry
 from benchmarks.convergence.results import Result
 from benchmarks.convergence.row import SCRATCH, WARM, Line, Row
 from benchmarks.convergence.sizes import SIZES, adamw, rate_at, set_rate
-from benchmarks.convergence.training import ring_bytes, run_row, train_plainly
+from benchmarks.convergence.training import clipping, ring_bytes, run_row, train_plainly
 from benchmarks.convergence.warm import warm_start
 from harness.grids import rest_is_slow
 
@@ -287,3 +289,54 @@ def test_models_of_a_seed_are_equal_and_disturb_no_generator() -> None:
     for p, q in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q)
     assert not torch.equal(TINY.model(8).position, one.position)
+
+
+# ---------------------------------------------------------------- batches and gradients
+
+
+def test_batches_of_several_steps_are_one_large_batch() -> None:
+    """To the rounding of float32: half the mean of each half."""
+
+    def batches(batch: int) -> TextBatches:
+        return TextBatches(TEXT, context=TINY.context, batch=batch, seed=0)
+
+    apart, at_once = TINY.model(0), TINY.model(0)
+    small, large = batches(TINY.batch), batches(TINY.batch)
+    train_plainly(apart, adamw(apart, 4e-3), [small], [4e-3], accumulated=2)
+    first, second = large.next(), large.next()
+    bytes_BT, next_BT = (torch.cat(pair) for pair in zip(first, second, strict=True))
+    inner = adamw(at_once, 4e-3)
+    at_once.loss(bytes_BT, next_BT).backward()  # type: ignore[no-untyped-call]
+    inner.step()
+    for found, wanted in zip(apart.parameters(), at_once.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_large_batch_steps_once_a_round_and_sends_as_often(tmp_path: Path) -> None:
+    found = run(tmp_path, "large-batch", WARM)
+    assert found.sent_bytes == ring_bytes(found.elements, WORKERS, 18 // H)
+
+
+@pytest.mark.parametrize("most", [0.0, 0.5])
+def test_gradients_are_clipped_to_their_norm(most: float) -> None:
+    parameter = torch.nn.Linear(2, 1, bias=False)
+    parameter.weight.grad = torch.tensor([[3.0, 4.0]])
+    clipping(parameter, most)()
+    wanted = [0.3, 0.4] if most else [3.0, 4.0]
+    assert parameter.weight.grad[0].tolist() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_manual_pages_are_read_up_to_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "man1").mkdir()
+    for name in "abc":
+        (tmp_path / f"man1/{name}.1.gz").write_bytes(gzip.compress(name.encode() * 40_000))
+    (tmp_path / "man1/broken.1.gz").write_bytes(b"no gzip")
+    (tmp_path / "man1/gone.1.gz").symlink_to("nowhere.gz")
+    monkeypatch.setattr(texts, "MANUAL", tmp_path)
+    found = texts.text_of("manual")
+    assert len(found.train) + len(found.heldout) == 120_000
+    monkeypatch.setattr(texts, "TEXT_BYTES_MAX", 100_000)
+    found = texts.text_of("manual")
+    assert len(found.train) + len(found.heldout) == 80_000

@@ -42,7 +42,8 @@ def main() -> int:
     chosen = parsed()
     if chosen.one:
         row = Row.of(chosen.one)
-        return one_row(lambda *given: run_row(row, *given), chosen.cache)
+        text = SIZES[row.line.size].text
+        return one_row(lambda *given: run_row(row, *given), chosen.cache, text)
     plan = quick_plan() if chosen.quick else plan_of(chosen)
     out = chosen.out or usual_folder(plan, chosen.quick)
     if chosen.quick:

@@ -97,19 +97,21 @@ class BytesBar:
 
 
 Make = Callable[[nn.Module, Any, SwarmSession, Case], Any]  # Any: one optimizer, or several
-# What steps (the inner optimizer, or the method itself), and the loss of the step's batch.
-StepRule = Callable[[Any, Callable[[], Tensor]], None]
+# What steps (the inner optimizer, or the method itself), the loss of the step's batch, and what
+# clips the gradients.
+StepRule = Callable[[Any, Callable[[], Tensor], Callable[[], None]], None]
 
 
-def after_backward(optimizer: Any, loss: Callable[[], Tensor]) -> None:
-    """An ordinary training step."""
+def after_backward(optimizer: Any, loss: Callable[[], Tensor], clip: Callable[[], None]) -> None:
+    """Take an ordinary training step."""
     loss().backward()  # type: ignore[no-untyped-call]  # torch has no types for it
+    clip()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def with_closure(optimizer: Any, loss: Callable[[], Tensor]) -> None:
-    """Of a method that asks for losses and needs no gradients."""
+def with_closure(optimizer: Any, loss: Callable[[], Tensor], clip: Callable[[], None]) -> None:
+    """Take a step of a method that asks for losses and needs no gradients."""
     optimizer.step(loss)
 
 
@@ -122,6 +124,7 @@ class Entry:
     uses_inner: bool = True
     muon: bool = False
     every_step: bool = False  # there are no rounds of H steps
+    accumulates: bool = False  # plain training that steps once in H, on the batches of all of them
     # Local steps of the slowest worker while the fastest takes one; the others lie between. As all
     # take as many steps, the fastest is evaluated last when the slowest still has some to take.
     slowest: float = 1.0
@@ -288,6 +291,14 @@ LOSSLESS = LossBar(0.3, "diloco-float32", errors=2.0)
 _ENTRIES = (
     Entry(name=FLOOR, label="one worker", limits="what a machine reaches without the others"),
     Entry(name=CEILING, label="data-parallel", limits=WAITS),
+    Entry(
+        name="large-batch",
+        label="data-parallel, batches of H steps",
+        accumulates=True,
+        rates=(4e-3, 8e-3, 1.6e-2),
+        quick_margin=0.3,  # six steps
+        limits="the same tokens in H times fewer steps",
+    ),
     Entry(
         name="data-parallel-int8",
         label="GradientAverage int8",

@@ -41,7 +41,7 @@ class Plan:
     def line(self, start: str, method: str, sync_every: int = 0, longer: bool = False) -> Line:
         """With the first size of H, if none is given."""
         entry = METHODS[method]
-        rounds = entry.make is not None and not entry.every_step
+        rounds = entry.accumulates or (entry.make is not None and not entry.every_step)
         steps = self.steps * (LONGER if longer else 1)
         h = (sync_every or self.sync_every[0]) if rounds else 1
         return Line(self.size, start, steps, self.workers, method, h)

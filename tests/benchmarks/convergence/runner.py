@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
-from atoll.peer.demo.text import Text, load_text
+from atoll.peer.demo.text import Text
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
+from benchmarks.convergence.texts import text_of
 
 __all__ = ["Runner", "one_row"]
 
@@ -97,9 +98,13 @@ class Runner:
             self._done(result)
 
 
-def one_row(run: Callable[[Text, Path, Callable[[], None]], Result], cache: Path) -> int:
-    """In the process of a row: what ``run`` gives of the text, on the standard output. It is also
-    given the folder of warm starts, and what it has to call often."""
+def one_row(
+    run: Callable[[Text, Path, Callable[[], None]], Result], cache: Path, text_name: str = "library"
+) -> int:
+    """Print what ``run`` gives of the text, in the process of a row.
+
+    It is also given the folder of warm starts, and what it has to call often.
+    """
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # another row has the other core
     torch.set_float32_matmul_precision("high")  # tensor cores, where there are any
@@ -109,6 +114,6 @@ def one_row(run: Callable[[Text, Path, Callable[[], None]], Result], cache: Path
         if os.getppid() != parent:
             sys.exit("the benchmark has ended")
 
-    text = load_text(log=lambda line: print(line, file=sys.stderr))
+    text = text_of(text_name, log=lambda line: print(line, file=sys.stderr))
     print(run(text, cache / "warm", each_step).to_json(), flush=True)
     return 0

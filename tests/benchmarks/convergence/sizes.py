@@ -46,6 +46,8 @@ class Size:
     batch: int  # windows per worker and step
     rates: tuple[float, ...]
     final_windows: int = 0  # of the held-out text at the end of a row; 0: all of it
+    clip: float = 0.0  # the norm of a step's gradients at most; 0: as it is
+    text: str = "library"  # see texts.py
 
     def model(self, seed: int) -> ByteTransformer:
         """The same parameters for the same seed, whatever was drawn before."""
@@ -65,6 +67,11 @@ SIZES = {
     for size in (
         Size("0.8M", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3)),
         Size("0.8M-128", 128, 4, 4, 128, 8, (2e-3, 4e-3, 8e-3)),
+        Size("0.1M", 64, 2, 4, 64, 8, (4e-3, 8e-3, 1.6e-2), clip=1.0),  # of grids
+        Size("0.1M-manual", 64, 2, 4, 64, 8, (4e-3, 8e-3, 1.6e-2), clip=1.0, text="manual"),
+        Size("0.8M-clip", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), clip=1.0),
+        Size("0.8M-manual", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), clip=1.0, text="manual"),
+        Size("3M", 256, 4, 4, 64, 8, (1e-3, 2e-3, 4e-3), clip=1.0),
         Size("quick", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), final_windows=512),
         Size("tiny", 16, 1, 2, 16, 2, (4e-3, 8e-3), final_windows=64),  # of the tests
         Size("68k", 64, 1, 2, 32, 8, (8e-3, 1.6e-2, 3.2e-2), final_windows=2048),  # of robust rules

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from atoll.optim import ByteTransformer, Swarm, TextBatches
 from atoll.optim.swarm import SwarmSession
 from atoll.peer.demo.text import Text
 from benchmarks.convergence.heldout import ON_THE_WAY, HeldOut
-from benchmarks.convergence.methods import FLOOR, METHODS, Case, Entry, after_backward
+from benchmarks.convergence.methods import FLOOR, METHODS, Case, Entry
 from benchmarks.convergence.results import Point, Result
 from benchmarks.convergence.row import WARM, Row
 from benchmarks.convergence.sizes import (
@@ -44,7 +45,7 @@ from benchmarks.convergence.sizes import (
 )
 from benchmarks.convergence.warm import made_with, warm_start
 
-__all__ = ["Divergence", "Run", "ring_bytes", "run_row", "speeds", "train_plainly"]
+__all__ = ["Divergence", "Run", "clipping", "ring_bytes", "run_row", "speeds", "train_plainly"]
 
 SCORE_WINDOWS, SCORE_SEED = 64, 2**31  # of methods that ask how well a worker does
 EVALUATIONS = 4  # evenly over the steps of a row with those of the warm start; H divides them
@@ -75,20 +76,41 @@ def where_is(model: torch.nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+def clipping(model: torch.nn.Module, most: float) -> Callable[[], None]:
+    """Return what clips the norm of a model's gradients to ``most``; 0: it does nothing."""
+
+    def clip() -> None:
+        if most > 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), most)
+
+    return clip
+
+
 def train_plainly(
     model: ByteTransformer,
     inner: torch.optim.Optimizer | Together,
     batches: Sequence[TextBatches],
     rates: Sequence[float],
+    *,
+    clip: float = 0.0,
+    accumulated: int = 1,
 ) -> None:
-    """A step for each rate, on the batches of all these workers as one: the mean of their
-    gradients, because they are equally large."""
+    """Take a step for each rate, on the batches of all these workers as one.
+
+    That is the mean of their gradients, because they are equally large; with ``accumulated`` of so
+    many batches of each worker.
+    """
     where = where_is(model)
+    clipped = clipping(model, clip)
     for rate in rates:
         set_rate(inner, rate)
-        parts = [each.next() for each in batches]
-        bytes_BT, next_BT = (torch.cat(part).to(where) for part in zip(*parts, strict=True))
-        after_backward(inner, lambda x=bytes_BT, y=next_BT: model.loss(x, y))  # type: ignore[misc]
+        for _ in range(accumulated):
+            parts = [each.next() for each in batches]
+            bytes_BT, next_BT = (torch.cat(part).to(where) for part in zip(*parts, strict=True))
+            (model.loss(bytes_BT, next_BT) / accumulated).backward()
+        clipped()
+        inner.step()
+        inner.zero_grad()
 
 
 class _Curve:
@@ -184,7 +206,7 @@ class Run:
             everybody = [self.batches(worker, 0) for worker in range(self.line.workers)]
             for rate in rates:
                 self._each_step()
-                train_plainly(model, inner, everybody, [rate])
+                train_plainly(model, inner, everybody, [rate], clip=self.size.clip)
             return {"model": model.state_dict(), "inner": inner.state_dict()}
 
         made_from = {
@@ -232,17 +254,19 @@ class Run:
         return rate_at(step, self.line.steps, self.row.lr)
 
     def _plain(self, workers: int) -> None:
-        """One model, whose batch is that of all workers; bytes as of a ring."""
+        """Train one model, whose batch is that of all workers; bytes as of a ring."""
         model, inner = self._fresh()
-        first = self.line.first_step
+        first, clip = self.line.first_step, self.size.clip
+        each = self.line.sync_every if self.entry.accumulates else 1
         batches = [self.batches(worker, first) for worker in range(workers)]
         self.curve.read(first, model, 0, 1, 0.0)
-        for step in range(first, self.line.steps):
+        for step in range(first, self.line.steps, each):
             self._each_step()
-            train_plainly(model, inner, batches, [self._rate(step)])
-            if step + 1 in self.evaluated:
-                sent = ring_bytes(self.elements, workers, step + 1 - first)
-                self.curve.read(step + 1, model, 0, 1, sent)
+            rates = [self._rate(step)]
+            train_plainly(model, inner, batches, rates, clip=clip, accumulated=each)
+            if step + each in self.evaluated:
+                sent = ring_bytes(self.elements, workers, (step + each - first) // each)
+                self.curve.read(step + each, model, 0, 1, sent)
 
     def _work(self, session: SwarmSession, swarm: Swarm) -> None:
         """One worker of a swarm."""
@@ -261,7 +285,7 @@ class Run:
         outer = self.entry.make(model, inner, session, case)
         stepped = inner if self.entry.uses_inner else outer
         batches = self.batches(session.number, first)
-        where = where_is(model)
+        where, clip = where_is(model), clipping(model, self.size.clip)
 
         def read(step: int) -> None:
             with outer.outer_parameters() if hasattr(outer, "outer_parameters") else nullcontext():
@@ -273,7 +297,8 @@ class Run:
             self._each_step()
             set_rate(stepped, self._rate(step))
             bytes_BT, next_BT = (part.to(where) for part in batches.next())
-            self.entry.step(stepped, lambda x=bytes_BT, y=next_BT: model.loss(x, y))  # type: ignore[misc]
+            loss = partial(model.loss, bytes_BT, next_BT)
+            self.entry.step(stepped, loss, clip)
             if step + 1 in self.evaluated:
                 read(step + 1)
         outer.close()
