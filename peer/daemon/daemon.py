@@ -40,9 +40,15 @@ from atoll.peer.daemon.memory import HomeMemory, room_of
 from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
-from atoll.peer.daemon.reconnect import is_refusal
+from atoll.peer.daemon.reconnect import is_refusal, takes_long
 from atoll.peer.daemon.resuming import Inquiry
-from atoll.peer.daemon.status import missing_founders, nobody_answers, nobody_leads, phase_of
+from atoll.peer.daemon.status import (
+    answers_late,
+    missing_founders,
+    nobody_answers,
+    nobody_leads,
+    phase_of,
+)
 from atoll.peer.daemon.wiring import Components
 from atoll.peer.durable.disk import Room
 from atoll.peer.links.messages import AboutLinks, StreamPlan
@@ -200,8 +206,11 @@ class Daemon:
 
         Raises ConnectError if none can be reached; but who was in the run before waits until
         somebody can be, or dials it: those who are left may all be peers that can only dial out.
+        Where somebody takes connections and is too busy to answer, a newcomer goes on trying for
+        as long as it may take to be admitted.
         """
         options, said = self.parts.options, False
+        until_s = self._loop.time() + JOIN_TIMEOUT_S
         if not options.contacts:
             raise ConnectError(
                 f"no known address of run {options.run}", fix="join with an invite: atoll join"
@@ -212,10 +221,13 @@ class Daemon:
                 await unless_ended(self._first_link(reached), self._end)
                 return
             except ConnectError as error:
-                if not options.returns or is_refusal(error):
+                is_busy = takes_long(error) and self._loop.time() < until_s
+                if is_refusal(error) or not (options.returns or is_busy):
                     raise
-                if not said:
+                if not said and options.returns:
                     self.note("waiting", nobody_answers(options.run, self.advertised(), error.what))
+                elif not said:
+                    self.note("waiting", answers_late(error.what, JOIN_TIMEOUT_S))
                 said = True
 
     async def _first_link(self, reached: asyncio.Future[None]) -> None:

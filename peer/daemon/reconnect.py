@@ -63,6 +63,12 @@ def is_refusal(error: BaseException | None) -> bool:
     return isinstance(error, AdmissionError) and not isinstance(error, AddressFullError)
 
 
+def takes_long(error: ConnectError) -> bool:
+    """Return whether somebody took the connection, and nothing was said until the time was up."""
+    is_timeout = isinstance(error.__cause__, TimeoutError)
+    return is_timeout and error.stage != "" and error.stage not in UNREACHED
+
+
 class KnownAddresses:
     """Keep whom to ask for the run, outside a view and after a restart: the home remembers them."""
 

@@ -305,6 +305,14 @@ def nobody_answers(run: str, address: str, why: str) -> str:
     )
 
 
+def answers_late(why: str, limit_s: float) -> str:
+    """Say what a newcomer waits for whose connections are taken, and not answered in time."""
+    return (
+        f"{why}. Somebody takes connections there, and may be busy: this peer goes on trying for"
+        f" {duration(limit_s)}"
+    )
+
+
 def nobody_leads(run: str, peers: Sequence[bytes]) -> str:
     """Say what a peer waits for that was in a run before, and that nobody lets in."""
     there = listed([short(peer) for peer in peers]) or "nobody"

@@ -159,6 +159,19 @@ def test_limits_are_printed_for_who_asks(tmp_path: Path) -> None:
         until(lambda: "descriptors; glibc" in peer.text, "it says what its limits are", peer)
 
 
+def test_a_newcomer_goes_on_trying_where_somebody_is_too_busy_to_answer(tmp_path: Path) -> None:
+    """As when a hundred are started at once by a script, and all dial the same peer."""
+    with fleet(tmp_path) as run:
+        first = run.up("a")
+        assert first.invite
+        first.kill(signal.SIGSTOP)  # its kernel goes on taking connections
+        joiner = run.join("b")
+        until(lambda: "goes on trying for 2 min" in joiner.text, "b says what it waits for", joiner)
+        assert "no answer in time" in joiner.text
+        first.kill(signal.SIGCONT)
+        run.sees("b", 2)
+
+
 # ---------------------------------------------------------------- starts that fail
 
 
