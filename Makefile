@@ -289,17 +289,18 @@ nightly: $(STAMP)
 	$(MAKE) traces
 	$(MAKE) simulate SEEDS=2000..10000
 	$(MAKE) simulate-durable SEEDS=0..5000
+	$(MAKE) simulate-coverage
 	$(MAKE) mutate
 	$(MAKE) mutants
 	$(MAKE) power-cuts
 	$(MAKE) restarts
-	$(MAKE) soak HOURS=1
 	$(MAKE) bench-plan
 	$(MAKE) bench-convergence-quick
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
 	    tests/unit/optim/test_golden_digests.py tests/processes/test_status.py
+	$(MAKE) soak HOURS=1
 
 # Power cuts of all five daemons, and all 31 subsets of them killed and restarted, after each of these
 # waits; then the same with joiners only. Each prints a table, and goes on after a failure.

@@ -54,10 +54,19 @@ class Forks:
             del self._strangers[peer]
         if before is not None and before.number > 0 and before.lineage != view.lineage:
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
-            self._here.emit(Note("fork", f"{text}: {view.describe()}"))
+            self._here.emit(Note("fork", f"{text}: {view.describe()}{self._goes_back(view)}"))
         elif before is not None and view.rollback:
             text = f"rounds after {view.base_round} are lost: nobody alive held them"
-            self._here.emit(Note("rollback", text))
+            self._here.emit(Note("rollback", f"{text}{self._goes_back(view)}"))
+
+    def _goes_back(self, view: View) -> str:
+        """Say from which round and state this peer goes back to which; "" if it does not."""
+        own = self._own
+        if own.round <= view.base_round:
+            return ""
+        here = f"round {own.round} (state {own.chain.hex()[:16]})"
+        base = f"round {view.base_round} (state {view.base_chain.hex()[:16]})"
+        return f"; this peer goes back from {here} to {base}"
 
     def step(self, lead: Coordinator | None) -> None:
         """Look for strangers; as the coordinator, tell those that are linked where we stand."""

@@ -313,9 +313,9 @@ def forked(view: View, ballot: Ballot) -> View:
 def founded(view: View) -> View:
     """Return the first view of a run that several have founded together.
 
-    It has a lineage of its own for these very incarnations. A founder that is started again has
-    forgotten its vote, so two first views may come to be decided; they are two lineages then, which
-    are met as such.
+    It has a lineage of its own for these very incarnations. A founder that keeps no votes has
+    forgotten its own when it is started again, so two first views may come to be decided; they are
+    two lineages then, which are met as such.
     """
     mark = b"".join(m.peer + m.inc.to_bytes(8, "big") for m in view.members)
     ancestors = (*view.ancestors, view.lineage)[-ANCESTORS_MAX:]

@@ -87,6 +87,7 @@ COMMANDS = {
     "first-state": Command(
         "first_state.py --hosts 4 --mbit 50 --rtt-ms 20 --parameters 10e6", "--times 3"
     ),
+    "durable": Command("durable_rounds.py", "--turns 3"),
     "join": Command("join.py --mib 1024 --mbit 200 --slow 20 --inner 60", "--rounds 5"),
 }
 
@@ -235,6 +236,14 @@ ROWS = (
         "<= 1.3 x",
     ),
     Row("... most sent, of the mean", "first-state", "first_state/most_over_mean", "<= 1.1 x"),
+    Row("durable rounds: 10M every 5 s longer by", "durable", "durable/round_cost_share", "<= 2 %"),
+    Row("... barrier() longer by", "durable", "durable/barrier_cost", "<= 1 ms"),
+    Row(
+        "restart at 100M: received, of the rounds missed and 1 MiB",
+        "durable",
+        "durable/restart_over_allowed",
+        "<= 1 x",
+    ),
     # that of issue 19
     Row(
         "one outbound of four: rounds, of all reachable",

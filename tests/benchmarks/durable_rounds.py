@@ -213,6 +213,7 @@ def restart(chosen: argparse.Namespace) -> None:
         f"killed at round {at}, at {status['round']} again after {took_s:.1f} s; received {shown}"
     )
     results.say("durable/restart_received", sum(received.values()) / 1e6, "MB")
+    results.say("durable/restart_over_allowed", sum(received.values()) / allowed, "x")
     results.say("durable/restart_allowed", allowed / 1e6, "MB")
     results.say("durable/restart_state", 8 * elements / 1e6, "MB")
 

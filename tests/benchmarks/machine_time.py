@@ -17,7 +17,6 @@ peer.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import tempfile
@@ -173,7 +172,7 @@ def deaths(chosen: argparse.Namespace) -> list[Figure]:
         Figure("quiet: a SIGKILL is noticed", "deaths/noticed", 0.5, max(noticed_s), "s"),
         Figure("quiet: a SIGSTOP is left out", "deaths/left_out", 3.0, max(left_out_s), "s"),
         Figure("starved: rounds go on without a SIGKILL", "deaths/out", 10.0, max(out_s), "s"),
-        Figure("... the view is without it", "deaths/view", math.inf, max(view_s), "s"),
+        Figure("... the view is without it", "deaths/view", 10.0, max(view_s), "s"),
     ]
 
 
@@ -224,7 +223,7 @@ def starved_deaths(run: Fleet) -> Iterator[tuple[float, float]]:
         peer = str(run.peers[victim].status()["peer"])
         began_s = time.time()
         run.peers[victim].kill()
-        out_s, view_s = noticed(run, lead, peer), voted_out(run, lead, peer)
+        out_s, view_s = begun_without(run, lead, peer), voted_out(run, lead, peer)
         run.peers[victim].ends()
         run.trainers[victim].kill()
         run.trainers[victim].ends()
@@ -242,6 +241,23 @@ def noticed(run: Fleet, lead: str, victim: str) -> float:
         return next((at_s for at_s in times if at_s > began_s - 1.0), None)
 
     what = f"{lead} says that {victim} is dead"
+    return until(said, what, run.peers[lead], timeout_s=STARVED_S)
+
+
+def begun_without(run: Fleet, lead: str, victim: str) -> float:
+    """Return when the coordinator has said that it is dead, and begun without it what it was in."""
+    noticed_s = noticed(run, lead, victim)
+
+    def said() -> float | None:
+        status = run.peers[lead].try_status()
+        for event in status.get("events", ()):
+            is_retry = event["kind"] == "retry" and victim[:8] in event["text"]
+            if event["unix_s"] >= noticed_s and (is_retry or event["kind"] == "round"):
+                return float(event["unix_s"])
+        return time.time() if status.get("round", 0) > number else None
+
+    number = run.peers[lead].try_status().get("round", 0)
+    what = f"{lead} begins without {victim}"
     return until(said, what, run.peers[lead], timeout_s=STARVED_S)
 
 

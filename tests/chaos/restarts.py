@@ -3,7 +3,8 @@
     python tests/chaos/restarts.py cuts [--times 200]
     python tests/chaos/restarts.py grid [--waits 0 3 30] [--joiners]
 
-Five daemons with numpy trainers whose rounds are never twice the same. ``cuts``: the power of all
+Five daemons, on hosts of their own (network namespaces, so it needs root), with numpy trainers
+whose rounds are never twice the same. ``cuts``: the power of all
 is cut, anywhere in a round or in a restart, and their homes lose what was not synced
 (harness/power_cut.py). ``grid``: each of the 31 subsets is killed by SIGKILL, and comes back after
 each wait, in random order, with its own line; with ``--joiners`` the founder stays away for ever,
@@ -25,6 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness.netns import Net
 from harness.power_cut import PoweredFleet
 from harness.processes import Fleet
 from harness.restarts import Restart, begin_training, kill_and_restart, subsets
@@ -46,6 +48,8 @@ class Table:
         self.found.append((group, found))
         if found.redone:
             self.failures.append(f"{found.redone} rounds of {found.killed} were done again")
+        if found.back_s > BACK_S:
+            self.failures.append(f"{found.killed}: a round after {found.back_s:.2f} s only")
 
     def lines(self) -> Iterator[str]:
         yield f"{'':12} {'times':>6} {'redone':>7} {'back: median':>13} {'90 %':>7} {'longest':>8}"
@@ -127,16 +131,6 @@ class Grid:
         self._run = None
 
 
-def powered(folder: Path) -> Fleet:
-    folder.mkdir()
-    return PoweredFleet(folder)
-
-
-def plain(folder: Path) -> Fleet:
-    folder.mkdir()
-    return Fleet(folder)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("cuts", "grid"))
@@ -152,14 +146,21 @@ def main() -> int:
     tries = cuts(arguments.times, draw)
     if arguments.what == "grid":
         tries = grid(arguments.waits, names, draw)
-    several = Grid(powered if arguments.what == "cuts" else plain, names, folder)
+    kind = PoweredFleet if arguments.what == "cuts" else Fleet
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of what follows
-    try:
-        for number, (group, attempt) in enumerate(tries, 1):
-            several.do(number, group, attempt)
-    finally:
-        several.close()
-        print(*several.table.lines(), sep="\n", flush=True)
+    with Net(FIVE) as net:
+
+        def make(each: Path) -> Fleet:
+            each.mkdir()
+            return kind(each, net)
+
+        several = Grid(make, names, folder)
+        try:
+            for number, (group, attempt) in enumerate(tries, 1):
+                several.do(number, group, attempt)
+        finally:
+            several.close()
+            print(*several.table.lines(), *several.table.failures, sep="\n", flush=True)
     return 1 if several.table.failures else 0
 
 

@@ -1,4 +1,4 @@
-"""What a machine runs out of (disk, descriptors), and a wall clock that jumps."""
+"""What a machine runs out of (disk, descriptors, its processors), and a wall clock that jumps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.starved import sliced
 from harness.health import assert_healthy, usage
 from harness.processes import Fleet, fleet, until
 from harness.wrong_clock import WrongClock
@@ -17,6 +18,7 @@ from harness.wrong_clock import WrongClock
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 YEAR_S = 365 * DAY_S
+SLICED_ROUNDS = 4
 
 
 @contextlib.contextmanager
@@ -113,3 +115,22 @@ def test_wall_clocks_jump(tmp_path: Path) -> None:
         run.environment = clocks["d"].environment
         run.restart("d")
         assert_healthy(run)
+
+
+def test_daemons_that_get_a_processor_in_slices_only_are_slow_and_not_dead(tmp_path: Path) -> None:
+    """Two of four run for 0.15 s in every 1.65 s, the coordinator among them; `make bench-time`."""
+    with fleet(tmp_path) as run:
+        run.form("abcd")
+        for name in "abcd":
+            run.train(name, 1e5, inner_s=0.5)
+        for peer in run.peers.values():
+            peer.reaches(1)
+        before = {name: peer.status()["view"] for name, peer in run.peers.items()}
+        last = max(peer.status()["round"] for peer in run.peers.values())
+        assert run.coordinator == "a"
+        with sliced(run, "ad"):
+            for peer in run.peers.values():
+                peer.reaches(last + SLICED_ROUNDS)
+        for name, peer in run.peers.items():
+            assert peer.status()["view"] == before[name]
+            assert not peer.said("retry") + peer.said("dead") + peer.said("excluded"), peer.text

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 from harness.lossy_disk import FileNode, FolderNode, Model
+from harness.netns import Net
 from harness.processes import Fleet, Peer
 
 __all__ = ["NotFollowed", "PowerSupply", "PoweredFleet", "with_preloads"]
@@ -140,8 +141,8 @@ class PowerSupply:
 class PoweredFleet(Fleet):
     """A fleet of which the power can be cut; see ``harness.processes.fleet``, which ends it."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, net: Net | None = None) -> None:
+        super().__init__(folder, net)
         self._supplies: dict[str, PowerSupply] = {}
 
     def start(self, name: str, *arguments: str, port: int | None = None) -> Peer:

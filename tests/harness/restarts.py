@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.power_cut import PoweredFleet
@@ -57,16 +57,16 @@ def kill_and_restart(
     what was not synced. AssertionError if the run does not go on, or if anybody has other bits.
     """
     before = known_rounds(run, names)
-    last = max(map(int, before))
     ports = {name: run.peers[name].port for name in killed}
-    _kill(run, killed, draw)
+    told = _kill(run, killed, draw)
+    last = max(*map(int, before), *told.values())
     time.sleep(wait_s)
     _start(run, ports, draw)
     if again_s is not None:
         time.sleep(again_s)
         before |= known_rounds(run, names)
-        last = max(map(int, before))
-        _kill(run, killed, draw)
+        told |= _kill(run, killed, draw, told)
+        last = max(*map(int, before), *told.values())
         _start(run, ports, draw)
     majority = len(names) // 2 + 1
     everybody = [run.peers[name] for name in names]
@@ -94,18 +94,41 @@ def kill_and_restart(
     )
     after = known_rounds(run, names)
     redone = sum(after.get(number, digest) != digest for number, digest in before.items())
+    redone += sum(_told_again(run, name, told[name]) for name in killed)
     return Restart("".join(killed), wait_s, last, back_s, redone, run.agree(names))
 
 
-def _kill(run: Fleet, killed: Sequence[str], draw: random.Random) -> None:
+def _kill(
+    run: Fleet, killed: Sequence[str], draw: random.Random, before: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Kill these; return the last round of which each one's trainer was told that it is committed.
+
+    What a trainer was told is committed, also in the moment before its daemon died. ``before``:
+    what its trainers were told in an earlier life.
+    """
     for name in killed:
         run.peers[name].kill()
+    told = {}
     for name in killed:
         run.peers[name].ends()
         run.trainers[name].kill()
         run.trainers[name].ends()
+        least = before[name] if before is not None else 0
+        told[name] = max(committed_rounds(run.trainers[name].lines), default=least)
     if isinstance(run, PoweredFleet):
         run.lose("".join(killed), draw.randrange(1 << 32))
+    return told
+
+
+def committed_rounds(lines: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Return the rounds that a numpy trainer was told are committed, by the lines that it wrote."""
+    kinds = ("committed", "missed")  # with it, or without it
+    return [line["round"] for line in lines if line.get("kind") in kinds]
+
+
+def _told_again(run: Fleet, name: str, last: int) -> int:
+    """Return how many rounds up to ``last`` a new trainer was told as committed once more."""
+    return sum(number <= last for number in committed_rounds(run.trainers[name].lines))
 
 
 def _start(run: Fleet, ports: dict[str, int], draw: random.Random) -> None:

@@ -11,7 +11,7 @@ import pytest
 from harness.grids import rest_is_slow
 from harness.power_cut import PoweredFleet
 from harness.processes import fleet, until
-from harness.restarts import begin_training, kill_and_restart
+from harness.restarts import ROUNDS, begin_training, kill_and_restart
 
 FIVE = "abcde"
 
@@ -109,16 +109,22 @@ def test_a_majority_goes_on_and_who_lost_its_disk_comes_in_anew(tmp_path: Path) 
 
 
 def test_whoever_is_killed_fetches_no_state_when_it_comes_back(tmp_path: Path) -> None:
-    """The rounds that it has missed are enough."""
+    """The rounds that it has missed are enough, in words and in bytes."""
+    elements = 1e6
     with fleet(tmp_path) as run:
-        begin_training(run, "abc")
+        run.form("abc")
+        for name in "abc":
+            run.train(name, elements, inner_s=0.6)
+        at = run.peers["b"].reaches(ROUNDS)["round"]
         run.peers["b"].kill()
         run.peers["b"].ends()
         run.peers["a"].reaches(run.peers["a"].status()["round"] + 2)
         run.again("b")
         run.sees("b", 3)
         peer = run.peers["b"]
-        peer.reaches(run.peers["a"].status()["round"] + 2)
+        status = peer.reaches(run.peers["a"].status()["round"] + 2)
+        missed_bytes = 1.1 * elements * (status["round"] - at)  # the state has 8 of each parameter
+        assert status["bytes"]["received"]["state"] <= missed_bytes
         until(
             lambda: peer.status()["durable"].startswith("votes and rounds; record "),
             "a checkpoint stands for the rounds that it has missed",

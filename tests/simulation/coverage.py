@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
         f" in none, {len(few)} in fewer than {least}, for which {len(few) - len(rare)} have a"
         f" reason; {len(failed)} seeds failed"
     )
-    return bool(failed)
+    return bool(failed or rare)
 
 
 if __name__ == "__main__":
