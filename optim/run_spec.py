@@ -181,14 +181,19 @@ class RoundSpec:
         _require(self, 0 <= self.error_feedback <= 1, "error_feedback", "in [0, 1]")
         self._check_codec()
 
+    @property
+    def encodes_again(self) -> bool:
+        """Return whether anybody encodes parts beside the reduction."""
+        return self.error_feedback > 0
+
     def _check_codec(self) -> None:
         try:
             contract = get_codec(self.codec).contract
         except CodecError as error:
             raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
         lacking, coarse = "", contract.errors.gauss > CODEC_ERROR_MAX
-        if contract.keyed:
-            lacking = "a key for each chunk, which rounds do not have yet"
+        if contract.keyed and (self.encodes_again or coarse):
+            lacking = "rounds in which nobody encodes its parts again: it draws at random"
         elif coarse and not self.error_feedback:
             lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
         elif coarse and self.aggregate not in RULES:
@@ -274,6 +279,11 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
         fits = 1 <= self.min_trainers <= trainers_max
         _require(self, fits, "min_trainers", f"1 to {trainers_max} trainers")
+
+    @property
+    def encodes_again(self) -> bool:
+        """Return whether anybody does, audits, or publishes vectors beside rounds."""
+        return super().encodes_again or self.audit or self.method not in STEPPED
 
     def _check_warm_start(self) -> None:
         rounds_max = WARM_ROUNDS_MAX if self.method in WARMED and not self.validators else 0
@@ -465,8 +475,11 @@ def fragment_ranges(spec: RunSpec, manifest: Manifest) -> list[tuple[int, int]]:
     return [manifest.chunks_of(number, spec.fragments) for number in range(spec.fragments)]
 
 
-def rule_key(lineage: bytes, round_number: int) -> int:
-    """Return the key of what a robust rule draws in a round: the same for all its peers."""
+def round_key(lineage: bytes, round_number: int) -> int:
+    """Return the key of what is drawn at random in a round: the same for all its peers.
+
+    Robust rules draw, and codecs that round at random.
+    """
     return derive_key(b"atoll robust rule", lineage, round_number)
 
 

@@ -16,7 +16,7 @@ from atoll.collectives.feedback import Compensated, ResidualFeedback
 from atoll.optim.manifest import Manifest, fragment_grid
 from atoll.optim.outer_step import OuterStep, momentum_layout
 from atoll.optim.pseudo_gradient import delta_source
-from atoll.optim.run_spec import RunSpec, rule_key
+from atoll.optim.run_spec import RunSpec, round_key
 
 Source = Callable[[int, F32], None]
 
@@ -90,7 +90,7 @@ class SwarmState:
         too few are left.
         """
         weights = [one.weight for one in submitted]
-        key = rule_key(b"swarm", self.round)
+        key = round_key(b"swarm", self.round)
         while True:
             codec = self.spec.result_codec(weights)
             try:

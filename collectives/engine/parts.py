@@ -18,6 +18,7 @@ import numpy as np
 
 from atoll.collectives.chunks import encoded_layout
 from atoll.collectives.codecs import F32, U8, Codec, Gathered, get_codec
+from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.engine.buffers import BufferPool
 from atoll.collectives.engine.result import RoundResult
 from atoll.collectives.errors import ConfigError, LocalProtocolError
@@ -41,6 +42,8 @@ EXACT: Final = get_codec("float32")
 # a lost decimal point and an exploded learning rate stay far below. Of whole vectors only: in a
 # chunk that one peer alone has trained, such as an expert's, it may well be.
 ABSURD: Final = 1e6
+# What a key is for: a participant's own part, a sum of several on its way, and the result.
+PART, SUM, WHOLE = b"atoll part", b"atoll sum", b"atoll result"
 
 
 class Parts(ABC):
@@ -48,11 +51,14 @@ class Parts(ABC):
 
     ``codec`` is that of parts. Buffers that ``encoded`` lends are given back to it, but where bytes
     could not be decoded: then the reduction fails anyway. What ``contribution`` raises goes on to
-    the caller.
+    the caller. ``key``: that of the round, for codecs that round at random.
     """
 
-    def __init__(self, result: RoundResult, codec: Codec, contribution: Contribution) -> None:
+    def __init__(
+        self, result: RoundResult, codec: Codec, contribution: Contribution, key: int = 0
+    ) -> None:
         self._result, self._codec, self._grid = result, codec, result.grid
+        self._key = key
         self.layout = encoded_layout(result.grid, codec)
         self.encoded = BufferPool(self.layout.chunk_bytes, np.uint8)
         self._floats = BufferPool(result.grid.size(0), np.float32)
@@ -118,13 +124,13 @@ class Parts(ABC):
         Raises CodecError or PartError.
         """
 
-    def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
-        """Return what to send of a chunk: the sum, if there is one here, else the own part.
+    def part(self, chunk: int, me: int, buffer: U8, *, own: bool) -> U8:
+        """Return what participant ``me`` sends of a chunk: the sum here, or else the own part.
 
         It is the own part too if it must be ``own``. It lies in ``buffer``, or where it was before.
         Raises CodecError.
         """
-        return self._encode_own(chunk, buffer)
+        return self._encode_own(chunk, me, buffer)
 
     def copied(self, payload: U8, buffer: U8) -> U8 | None:
         """Return a copy, for ``add``, of the own part that lies in ``buffer``.
@@ -137,7 +143,14 @@ class Parts(ABC):
         copy[: payload.size] = payload
         return copy
 
-    def _encode_own(self, chunk: int, buffer: U8) -> U8:
+    def _key_of(self, codec: Codec, what: bytes, *numbers: int) -> int:
+        """Return a key for a vector that is encoded; 0 where the codec needs none.
+
+        It is the same in every attempt at a round, and another for each participant and chunk.
+        """
+        return derive_key(what, self._key, *numbers) if codec.contract.keyed else 0
+
+    def _encode_own(self, chunk: int, me: int, buffer: U8) -> U8:
         own = self.contribution
         if own.coded is not None:
             return own.coded(chunk)
@@ -145,11 +158,11 @@ class Parts(ABC):
             where = own.own(chunk).view(np.uint8)
             self._codec.check(where, self._grid.size(chunk))
             return where
-        out = buffer[: self.layout.size(chunk)]
+        out, key = buffer[: self.layout.size(chunk)], self._key_of(self._codec, PART, me, chunk)
         if own.own is not None:
-            self._codec.encode(own.own(chunk), out)
+            self._codec.encode(own.own(chunk), out, key)
             return out
-        self._fill(chunk, lambda values: self._codec.encode(values, out))
+        self._fill(chunk, lambda values: self._codec.encode(values, out, key))
         return out
 
     def _fill(self, chunk: int, use: Callable[[F32], None]) -> None:
@@ -200,12 +213,12 @@ def parts_for(
     if plan.rule is not None and not plan.rule.is_mean:
         return RobustParts(plan, result, codec, is_root, contribution, matrix, audited=audited)
     if not isinstance(whole, Gathered):
-        return MeanParts(result, codec, plan.factors(), is_root, contribution, plan.fold)
+        return MeanParts(result, codec, plan.factors(), is_root, contribution, plan.fold, plan.key)
     if plan.shape is not None or plan.is_pairwise or plan.fold != "mean":
         raise ConfigError("gathered parts can only be reduced in a butterfly, to their mean")
     if plan.weights != whole.weights or codec is not whole.part_codec:
         raise ConfigError("this plan has other weights, or other parts, than its result")
-    return GatheredParts(result, whole, contribution)
+    return GatheredParts(result, whole, contribution, plan.key)
 
 
 class MeanParts(Parts):
@@ -224,8 +237,9 @@ class MeanParts(Parts):
         is_root: Callable[[int], bool],
         contribution: Contribution,
         fold: str = "mean",
+        key: int = 0,
     ) -> None:
-        super().__init__(result, codec, contribution)
+        super().__init__(result, codec, contribution, key)
         assert isinstance(result.codec, Codec)
         self._whole, self._is_root = result.codec, is_root
         self._pick = {"max": np.maximum, "min": np.minimum}.get(fold)  # instead of adding
@@ -237,11 +251,11 @@ class MeanParts(Parts):
     def in_place(self, chunk: int) -> bool:
         return self._is_exact and self._is_root(chunk)
 
-    def part(self, chunk: int, buffer: U8, *, own: bool) -> U8:
+    def part(self, chunk: int, me: int, buffer: U8, *, own: bool) -> U8:
         if own or chunk not in self._sums:
-            return self._encode_own(chunk, buffer)
+            return self._encode_own(chunk, me, buffer)
         payload = buffer[: self.layout.size(chunk)]
-        self.encode(chunk, payload)
+        self._encode_sum(chunk, payload, SUM, me)
         return payload
 
     def add(self, chunk: int, participant: int | None, buffer: U8) -> None:
@@ -252,7 +266,7 @@ class MeanParts(Parts):
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
         if coded and self._codec.contract.kind != "exact":
             encoded = self.encoded.take()
-            part = self._encode_own(chunk, encoded)  # there, or where it lies already
+            part = self._encode_own(chunk, me, encoded)  # there, or where it lies already
             self._weigh(self._codec, chunk, self._factors[me], part)
             self.encoded.give(encoded)
             return
@@ -300,14 +314,18 @@ class MeanParts(Parts):
 
         Raises CodecError for values next to the largest float32 only: the parts have been checked.
         """
+        self._encode_sum(chunk, out, WHOLE)
+
+    def _encode_sum(self, chunk: int, out: U8, what: bytes, *numbers: int) -> None:
         total = self._sums.pop(chunk)
         codec = self._whole if self._is_root(chunk) else self._codec
         if self.in_place(chunk):
             if chunk in self._doubtful:
                 codec.check(out, self._grid.size(chunk))
             return
+        key = self._key_of(codec, what, *numbers, chunk)
         try:
-            codec.encode(total[: self._grid.size(chunk)], out)
+            codec.encode(total[: self._grid.size(chunk)], out, key)
         finally:
             self._floats.give(total)
 
@@ -324,8 +342,9 @@ class GatheredParts(Parts):
         result: RoundResult,
         whole: Gathered,
         contribution: Contribution,
+        key: int = 0,
     ) -> None:
-        super().__init__(result, whole.part_codec, contribution)
+        super().__init__(result, whole.part_codec, contribution, key)
         self._whole = whole
         self._weights: dict[int, F32] = {}  # by chunk, while it is being aggregated
 
@@ -339,7 +358,7 @@ class GatheredParts(Parts):
 
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
         buffer = self.encoded.take()
-        self._put(chunk, me, self._encode_own(chunk, buffer))
+        self._put(chunk, me, self._encode_own(chunk, me, buffer))
         self.encoded.give(buffer)
 
     def _put(self, chunk: int, participant: int, part: U8) -> None:
@@ -386,10 +405,10 @@ class RobustParts(Parts):
         *,
         audited: bool = False,
     ) -> None:
-        super().__init__(result, codec, contribution)
+        super().__init__(result, codec, contribution, plan.key)
         assert plan.rule is not None
         assert isinstance(result.codec, Codec)
-        self._rule, self._key, self._whole = plan.rule, plan.key, result.codec
+        self._rule, self._whole = plan.rule, result.codec
         self.audited = audited
         self._counted = [p for p, weight in enumerate(plan.weights) if weight > 0]
         self._stacks: dict[int, dict[int, U8]] = {}
@@ -424,7 +443,7 @@ class RobustParts(Parts):
 
     def add_own(self, chunk: int, me: int, *, coded: bool) -> None:
         buffer = self.encoded.take()
-        part = self._encode_own(chunk, buffer)
+        part = self._encode_own(chunk, me, buffer)
         if not np.may_share_memory(part, buffer):
             np.copyto(buffer[: part.size], part)
         self.add(chunk, me, buffer)
@@ -507,7 +526,7 @@ class RobustParts(Parts):
                     lo = hi
                 for buffer in self._stacks.pop(chunk).values():
                     self.encoded.give(buffer)
-            self._whole.encode(values, out)
+            self._whole.encode(values, out, self._key_of(self._whole, WHOLE, chunk))
         finally:
             self._floats.give(floats)
 

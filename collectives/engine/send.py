@@ -162,7 +162,7 @@ class Senders:
             told = self._parts.to_tell()
             assert told is not None  # the schedule hands it out only then
             return told
-        payload = self._parts.part(send.chunk, buffer, own=send.added_here)
+        payload = self._parts.part(send.chunk, self._me, buffer, own=send.added_here)
         if send.added_here:
             copy = self._parts.copied(payload, buffer)
             with self._changed:

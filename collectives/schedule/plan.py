@@ -45,7 +45,7 @@ class ReducePlan:
     shape: Routes | None = None  # None: the butterfly
     fold: str = "mean"
     rule: RobustRule | None = None  # instead of the mean; those of positive weight count alike
-    key: int = 0  # for what the rule draws at random: the same for all, and another in each round
+    key: int = 0  # of what is drawn at random: the same for all, and another in each round
 
     def __post_init__(self) -> None:
         count = len(self.participants)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.collectives.codecs import F32, get_codec
+from atoll.collectives.errors import ConfigError
 from atoll.optim.manifest import Manifest
 from atoll.optim.outer_step import outer_step
 from atoll.optim.run_spec import RunSpec
@@ -32,6 +33,12 @@ class EagerUpdates:
     def __init__(self, spec: RunSpec, manifest: Manifest) -> None:
         self._spec, self._manifest = spec, manifest
         self._codec = get_codec(spec.codec)
+        if self._codec.contract.keyed:
+            raise ConfigError(
+                f"eager updates with codec {spec.codec!r}: a trainer encodes its part again, and"
+                " this codec draws at random",
+                fix="use int8 or int4",
+            )
         self.anchor: F32 = np.zeros(manifest.elements, np.float32)
         self._correction: F32 = np.zeros_like(self.anchor)
         self._momentum: F32 = np.zeros_like(self.anchor)

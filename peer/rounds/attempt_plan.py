@@ -21,7 +21,7 @@ from atoll.collectives.chunks import operation_grid
 from atoll.collectives.codecs import Decoder
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
-from atoll.optim.run_spec import parse_blob, rule_key
+from atoll.optim.run_spec import parse_blob, round_key
 from atoll.peer.membership.kept_chunks import Kept, parse_kept
 from atoll.peer.membership.messages import Begin
 from atoll.peer.rounds.entries import INIT, STEP
@@ -80,9 +80,7 @@ def plan_of(
         plan = shared_plan(begin.participants, begin.weights, grid, kept, shares, shape)
     if begin.operation is not None:
         return replace(plan, fold=begin.operation.op)
-    if rule is not None:
-        return replace(plan, rule=rule, key=rule_key(begin.lineage, begin.round))
-    return plan
+    return replace(plan, rule=rule, key=round_key(begin.lineage, begin.round))
 
 
 def _owned_by_witnesses(begin: Begin, grid: ChunkGrid, kept: Collection[int]) -> ReducePlan:

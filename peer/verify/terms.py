@@ -19,7 +19,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.robust import RobustRule, get_rule
 from atoll.collectives.robust.rule import RULE_CHARACTERS_MAX
 from atoll.collectives.schedule.plan import ReducePlan, shared_plan
-from atoll.optim.run_spec import VALIDATORS_MAX, RunSpec, rule_key, shard_chunks_max
+from atoll.optim.run_spec import VALIDATORS_MAX, RunSpec, round_key, shard_chunks_max
 from atoll.peer.membership.messages import STEP, Begin
 from atoll.peer.membership.view import Attempts, Lineage, Lives, PeerId, Rounds, Views
 from atoll.peer.net.wire import Within, encode, message
@@ -178,7 +178,7 @@ class ReductionTerms:
         self.rule: RobustRule | None = None if rule is None or rule.is_mean else rule
         self.plan: ReducePlan = plan
         if self.rule is not None:
-            key = rule_key(terms.lineage, terms.round)
+            key = round_key(terms.lineage, terms.round)
             self.plan = ReducePlan(
                 plan.participants, plan.weights, plan.owners, rule=self.rule, key=key
             )

@@ -14,7 +14,7 @@ from atoll.collectives.codecs import F32
 from atoll.optim import Swarm
 from atoll.optim.manifest import Manifest
 from atoll.optim.pseudo_gradient import delta_source
-from atoll.optim.run_spec import RunSpec, rule_key
+from atoll.optim.run_spec import RunSpec, round_key
 from atoll.optim.swarm_state import SwarmState, SwarmSubmission
 from attacks.base import Attack, Seen
 
@@ -57,7 +57,7 @@ class AttackedState(SwarmState):
             own=deltas[mine],
             rule=self.spec.rule,
             random=self.random,
-            key=rule_key(b"swarm", self.round + 1),
+            key=round_key(b"swarm", self.round + 1),
             places=tuple(mine),
         )
         sent = list(submitted)

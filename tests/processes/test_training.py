@@ -15,11 +15,12 @@ from atoll.peer.daemon.status import render
 from atoll.peer.net.invite import Invite
 
 
-def test_three_peers_train_and_agree_after_every_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("codec", ["int8", "int4_sr"])
+def test_three_peers_train_and_agree_after_every_round(tmp_path: Path, codec: str) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")
         for name in "abc":
-            run.train(name)
+            run.train(name, codec=codec)
         for trainer in run.trainers.values():
             until(
                 lambda trainer=trainer: (

@@ -23,7 +23,9 @@ from atoll.collectives import (
     encoded_layout,
 )
 from atoll.collectives.codecs import F32, U8
+from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.digests import strong_digest
+from atoll.collectives.engine.parts import PART, WHOLE
 from atoll.collectives.errors import ConnectError
 from atoll.collectives.native import KERNELS, NUMPY_REASON
 from atoll.collectives.robust import get_rule
@@ -51,9 +53,11 @@ def all_reduce_in_process(
         data = np.empty(codec.encoded_bytes(hi - lo), np.uint8)
         for participant, vector in enumerate(vectors):
             if plan.weights[participant] > 0:
-                codec.encode(vector[lo:hi], data)
+                key = derive_key(PART, plan.key, participant, chunk)
+                codec.encode(vector[lo:hi], data, key)
                 codec.decode_add(data, factors[participant], total)
-        result_codec.encode(total, result[byte_lo:byte_hi])
+        key = derive_key(WHOLE, plan.key, chunk)
+        result_codec.encode(total, result[byte_lo:byte_hi], key)
     return result.tobytes()
 
 
@@ -136,7 +140,8 @@ class Group:
     def encoded(self, participant: int, chunk: int) -> bytes:
         lo, hi = self.grid.bounds(chunk)
         data = np.empty(self.codec.encoded_bytes(hi - lo), np.uint8)
-        self.codec.encode(self.vectors[participant][lo:hi], data)
+        key = derive_key(PART, self.plan.key, participant, chunk)
+        self.codec.encode(self.vectors[participant][lo:hi], data, key)
         return data.tobytes()
 
     def deliver(self, src: int, dest: int, kind: int, chunk: int, payload: bytes) -> bool:

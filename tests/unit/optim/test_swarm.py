@@ -46,7 +46,7 @@ def trainer(worker: int, **options: Any) -> Callable[[Any], torch.Tensor]:
     return train
 
 
-@pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["float32", "int8", "int4", "int4_sr"])
 def test_all_end_with_the_same_bits_and_so_does_the_next_run(codec: str) -> None:
     def train() -> list[torch.Tensor]:
         swarm = Swarm(3)

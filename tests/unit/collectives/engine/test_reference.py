@@ -17,7 +17,10 @@ from atoll.collectives.codecs import F32, U8
 from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.errors import CodecError, ConfigError
 
-CODECS = ["float32", "bfloat16", "int8", "int4", "fp4_e3m0"]
+CODECS = ["float32", "bfloat16", "int8", "int4", "fp4_e3m0", "int8_sr", "int4_shift"]
+
+
+KEY = 7  # that of make_group's plans
 
 
 def fill(vector: F32, grid: ChunkGrid, chunk: int, out: F32) -> None:
@@ -27,7 +30,7 @@ def fill(vector: F32, grid: ChunkGrid, chunk: int, out: F32) -> None:
 
 def together(codec: str, grid: ChunkGrid, weights: list[float], vectors: list[F32]) -> U8:
     sources = [partial(fill, vector, grid) for vector in vectors]
-    return reduce_together(get_codec(codec), grid, weights, sources).array
+    return reduce_together(get_codec(codec), grid, weights, sources, key=KEY).array
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -40,6 +43,30 @@ def test_it_gives_what_the_engine_gives(
     group.wait_done()
     found = together(codec, group.grid, weights, group.vectors)
     assert found.tobytes() == group.results[0].tobytes()
+
+
+@pytest.mark.parametrize("codec", ["int4_sr", "int4_shift"])
+def test_what_is_rounded_at_random_is_right_on_average_over_rounds(codec: str) -> None:
+    """Each part and each result has a key of its own, and each round another one."""
+    grid, rounds = grid_for(2000), 400
+    vectors = [np.full(2000, 0.3, np.float32), np.full(2000, 0.1, np.float32)]
+    for vector in vectors:
+        vector[::256] = 1.0  # the scale of a block
+    sources = [partial(fill, vector, grid) for vector in vectors]
+    total, seen = np.zeros(2000), set()
+    for key in range(rounds):
+        found = reduce_together(get_codec(codec), grid, [1.0, 1.0], sources, key=key)
+        again = reduce_together(get_codec(codec), grid, [1.0, 1.0], sources, key=key)
+        assert found.array.tobytes() == again.array.tobytes()
+        seen.add(found.array.tobytes())
+        out = np.empty(2000, np.float32)
+        get_codec(codec).decode(found.array, out)
+        total += out
+    assert len(seen) == rounds
+    mean = np.delete(total / rounds, np.arange(0, 2000, 256))
+    # A step is a seventh: a hundred times as much as the mean of so many may be off.
+    np.testing.assert_allclose(mean.mean(), 0.2, atol=1e-3)
+    assert abs(mean - 0.2).max() < 0.03
 
 
 @given(st.lists(st.floats(0.0, 9.0), min_size=1, max_size=6).filter(any), st.integers(1, 3000))

@@ -327,3 +327,15 @@ def test_more_fragments_than_steps_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="9 fragments"):
         Swarm(1).run(each)
+
+
+def test_eager_updates_take_no_codec_that_draws_at_random() -> None:
+    """A trainer encodes its part as the others do, to know what they have decoded of it."""
+
+    def make(session: SwarmSession) -> None:
+        model = Net()
+        inner = torch.optim.SGD(model.parameters(), lr=LR)
+        with pytest.raises(ConfigError, match="this codec draws at random"):
+            StreamingDiLoCo(model, inner, H, session, eager=True, codec="int8_sr")
+
+    Swarm(1).run(make)
