@@ -27,6 +27,16 @@ STRANGERS_MAX = 64  # peers of former views that are looked for; the latest
 RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long as usual, is gone
 
 
+def goes_back(reached: tuple[int, bytes], view: View) -> str:
+    """Say from which round and state a peer goes back to which; "" if it does not."""
+    number, chain = reached
+    if number <= view.base_round:
+        return ""
+    here = f"round {number} (state {chain.hex()[:16]})"
+    base = f"round {view.base_round} (state {view.base_chain.hex()[:16]})"
+    return f"; this peer goes back from {here} to {base}"
+
+
 class Forks:
     """Look for other lineages, and settle with them, for the life of a node."""
 
@@ -42,8 +52,11 @@ class Forks:
 
     # ------------------------------------------------------------ finding others
 
-    def on_install(self, before: View | None, view: View) -> None:
-        """Look for whoever is no member any more: it may live on elsewhere."""
+    def on_install(self, before: View | None, view: View, reached: tuple[int, bytes]) -> None:
+        """Look for whoever is no member any more: it may live on elsewhere.
+
+        ``reached``: the round that this peer had come to, and the chain of it.
+        """
         for member in before.members if before is not None else ():
             self._strangers[member.peer] = member.address
         if view.lineage == self._rival_lineage:
@@ -54,19 +67,10 @@ class Forks:
             del self._strangers[peer]
         if before is not None and before.number > 0 and before.lineage != view.lineage:
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
-            self._here.emit(Note("fork", f"{text}: {view.describe()}{self._goes_back(view)}"))
+            self._here.emit(Note("fork", f"{text}: {view.describe()}{goes_back(reached, view)}"))
         elif before is not None and view.rollback:
             text = f"rounds after {view.base_round} are lost: nobody alive held them"
-            self._here.emit(Note("rollback", f"{text}{self._goes_back(view)}"))
-
-    def _goes_back(self, view: View) -> str:
-        """Say from which round and state this peer goes back to which; "" if it does not."""
-        own = self._own
-        if own.round <= view.base_round:
-            return ""
-        here = f"round {own.round} (state {own.chain.hex()[:16]})"
-        base = f"round {view.base_round} (state {view.base_chain.hex()[:16]})"
-        return f"; this peer goes back from {here} to {base}"
+            self._here.emit(Note("rollback", f"{text}{goes_back(reached, view)}"))
 
     def step(self, lead: Coordinator | None) -> None:
         """Look for strangers; as the coordinator, tell those that are linked where we stand."""

@@ -451,7 +451,7 @@ class Node:
     def _enter(self, decided: View, proof: ms.Proof | None = None) -> None:
         """Enter a view; all state of the old one ends here."""
         here = self._here
-        old, led = here.view, self.coordinator
+        old, led, reached = here.view, self.coordinator, (self.follower.round, self.follower.chain)
         silences_s = self.election.silences_s() if self.election is not None else {}
         here.view, self.proof, self.coordinator = decided, proof, None
         here.resigned = False
@@ -475,7 +475,7 @@ class Node:
         self.follower.on_install(decided, here.restarted_after(decided.base_round))
         here.emit(ev.Persist(ViewRecord(decided, proof), synced=leads))
         self.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
-        self.forks.on_install(old, decided)
+        self.forks.on_install(old, decided, reached)
         if leads:
             self._lead(decided, old, led, silences_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,7 @@ def test_the_run_halts_and_says_so_while_the_only_copy_is_gone() -> None:
 
 def test_going_back_is_flagged_and_training_goes_on_from_what_is_left() -> None:
     cluster = only_copy_dies("rollback")
+    cluster.tracing = True
     lost, left = cluster.committed, cluster.host("b").round
     assert left < lost
     cluster.until(lambda: bool(cluster.checker.rollbacks), limit_s=40.0)
@@ -66,6 +68,10 @@ def test_going_back_is_flagged_and_training_goes_on_from_what_is_left() -> None:
         assert own.previous[0] < own.round
     cluster.until(lambda: cluster.host("b").round > left + 2, limit_s=20.0)
     assert "rollback" in cluster.host("b").notes
+    # Whoever knows of more rounds says from which one it goes back to which, and both states.
+    said = "\n".join(cluster.trace)
+    pattern = rf"goes back from round {lost} \(state [0-9a-f]{{16}}\) to round {left} \(state"
+    assert re.search(pattern, said), said
     assert not view_of(cluster, "b").rollback or view_of(cluster, "b").number == view.number
 
 
