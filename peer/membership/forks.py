@@ -27,16 +27,6 @@ STRANGERS_MAX = 64  # peers of former views that are looked for; the latest
 RIVAL_S = 30.0  # a lineage that has not been met for so long, 20 times as long as usual, is gone
 
 
-def goes_back(reached: tuple[int, bytes], view: View) -> str:
-    """Say from which round and state a peer goes back to which; "" if it does not."""
-    number, chain = reached
-    if number <= view.base_round:
-        return ""
-    here = f"round {number} (state {chain.hex()[:16]})"
-    base = f"round {view.base_round} (state {view.base_chain.hex()[:16]})"
-    return f"; this peer goes back from {here} to {base}"
-
-
 class Forks:
     """Look for other lineages, and settle with them, for the life of a node."""
 
@@ -67,10 +57,10 @@ class Forks:
             del self._strangers[peer]
         if before is not None and before.number > 0 and before.lineage != view.lineage:
             text = f"lineage {before.lineage.hex()[:16]} goes on as {view.lineage.hex()[:16]}"
-            self._here.emit(Note("fork", f"{text}: {view.describe()}{goes_back(reached, view)}"))
+            self._here.emit(Note("fork", f"{text}: {view.describe()}{_goes_back(reached, view)}"))
         elif before is not None and view.rollback:
             text = f"rounds after {view.base_round} are lost: nobody alive held them"
-            self._here.emit(Note("rollback", f"{text}{goes_back(reached, view)}"))
+            self._here.emit(Note("rollback", f"{text}{_goes_back(reached, view)}"))
 
     def step(self, lead: Coordinator | None) -> None:
         """Look for strangers; as the coordinator, tell those that are linked where we stand."""
@@ -153,3 +143,13 @@ class Forks:
 
 def _name(meet: Meet) -> str:
     return f"{meet.lineage.hex()[:16]} at round {meet.round}"
+
+
+def _goes_back(reached: tuple[int, bytes], view: View) -> str:
+    """Say from which round and state a peer goes back to which; "" if it does not."""
+    number, chain = reached
+    if number <= view.base_round:
+        return ""
+    here = f"round {number} (state {chain.hex()[:16]})"
+    base = f"round {view.base_round} (state {view.base_chain.hex()[:16]})"
+    return f"; this peer goes back from {here} to {base}"

@@ -1,12 +1,14 @@
-"""Mutations that change nothing that anybody could see, each with the reason.
+"""Mutations that survive, each with the reason.
 
-By their words (``Mutation.words``), so that they are found again when lines move. A survivor of
-``make mutate`` that is not here is a hole in the simulator: an invariant or a scenario is missing.
+``EQUIVALENT``: they change nothing that anybody could see. ``HOSTILE``: they matter where somebody
+sends what no honest peer does; unit tests find them, and ``make mutate`` counts them as not caught.
+By their words (``Mutation.words``), so that they are found again when lines move. A survivor that
+is not here is a hole in the simulator: an invariant or a scenario is missing.
 """
 
 from __future__ import annotations
 
-__all__ = ["EQUIVALENT"]
+__all__ = ["EQUIVALENT", "HOSTILE"]
 
 EQUIVALENT = {
     "messages dropped part: self.lives and len(self.lives) != len(self.participants)"
@@ -16,20 +18,6 @@ EQUIVALENT = {
     "member dropped part: not begin.lives or begin.lives[begin.participants.index(self.me)]"
     " == self.life -> begin.lives[begin.participants.index(self.me)] == self.life": (
         "as above: there is no BEGIN without lives"
-    ),
-    "node dropped part: wrong or wrong_owners(begin, view, own.terms)"
-    " -> wrong_owners(begin, view, own.terms)": (
-        "no coordinator begins a round with wrong weights; one that does is refused in"
-        " test_probation.py, which finds this"
-    ),
-    "election dropped condition: if accept.ballot != self._refused -> True": (
-        "nobody proposes what is refused; of a proposal that is repeated the refusal would be noted"
-        " each time, which test_bans.py finds"
-    ),
-    "view dropped part: self.policy not in POLICIES or self.on_lost not in ON_LOST"
-    " -> self.on_lost not in ON_LOST": (
-        "no founder has other policies: the command line knows those alone; test_message_limits.py"
-        " makes some, and finds this"
     ),
     "view swapped arguments: new_lineage(view.lineage, mark) -> new_lineage(mark, view.lineage)": (
         "an identity is a hash of both; in any order it is as unique, and nobody computes it twice"
@@ -45,5 +33,22 @@ EQUIVALENT = {
     " None) -> self._is_coordinator(source) and self.election is not None": (
         "a coordinator sends heartbeats when it has resigned only; one that has become a candidate"
         " sends them to itself, and looks for no coordinator any more"
+    ),
+}
+
+HOSTILE = {
+    "node dropped part: wrong or wrong_owners(begin, view, own.terms)"
+    " -> wrong_owners(begin, view, own.terms)": (
+        "no coordinator begins a round with wrong weights; one that does is refused in"
+        " test_probation.py, which finds this"
+    ),
+    "election dropped condition: if accept.ballot != self._refused -> True": (
+        "nobody proposes what is refused; of a proposal that is repeated the refusal would be noted"
+        " each time, which test_bans.py finds"
+    ),
+    "view dropped part: self.policy not in POLICIES or self.on_lost not in ON_LOST"
+    " -> self.on_lost not in ON_LOST": (
+        "no founder has other policies: the command line knows those alone; test_message_limits.py"
+        " makes some, and finds this"
     ),
 }
