@@ -11,6 +11,7 @@ import mmap
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,21 +21,31 @@ from atoll.collectives.errors import ConfigError, DaemonLostError
 from atoll.collectives.units import memory
 
 _LENGTH_BYTES = 8
+# Of memory that is asked for at once: the system clears it in some 10 ms of a processor's time.
+SLICE_BYTES = 16 << 20
 
 
 class Region:
-    """Hold ``count`` float32 values in memory that can be shared; zero at first."""
+    """Hold ``count`` float32 values in memory that can be shared; zero at first.
+
+    ``note``: is told how many bytes the system has just given. On a starved machine those of a
+    large model take many seconds, in which nothing else shows that this process gets on.
+    """
 
     fd = -1
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, note: Callable[[int], None] | None = None) -> None:
         self.count = count
         size_bytes = max(1, count) * 4
         _check_available(name, size_bytes)
         self.fd = _anonymous_file(name)
         try:
             # An overfull tmpfs would kill the process with SIGBUS at the first touch: ask now.
-            os.posix_fallocate(self.fd, 0, size_bytes)
+            for start in range(0, size_bytes, SLICE_BYTES):
+                length = min(SLICE_BYTES, size_bytes - start)
+                os.posix_fallocate(self.fd, start, length)
+                if note is not None:
+                    note(length)
         except OSError as error:
             self.close()
             raise ConfigError(

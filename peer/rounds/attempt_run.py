@@ -82,7 +82,7 @@ class Replica:
 class AttemptPort(Protocol):
     """Serve the attempts of a peer: what they need of it, and who hears what came of them.
 
-    All but ``threadsafe`` are called in the event loop.
+    All but ``threadsafe`` and ``note_progress`` are called in the event loop.
     """
 
     me: bytes
@@ -107,6 +107,9 @@ class AttemptPort(Protocol):
 
     def ended(self, run: AttemptRun, /) -> None:
         """Hear that an attempt is over."""
+
+    def note_progress(self, nbytes: int, /) -> None:
+        """Count so many bytes of local work as progress; from any thread."""
 
     def log(self, line: str, /) -> None:
         """Write a line about rounds."""
@@ -588,7 +591,7 @@ class AttemptTable:
             replica.outputs.move()
         initial = before.initial if before is not None else None
         if begin.kind == INIT and before is None:
-            initial = ReplicatedState(begin.blob)
+            initial = ReplicatedState(begin.blob, self._peer.note_progress)
             result = _result_in(initial, codec, grid)
         elif before is None or (before.result.codec, before.result.grid) != (codec, grid):
             result, in_outputs = self._new_result(begin, codec, grid)

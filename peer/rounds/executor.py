@@ -102,7 +102,7 @@ class RoundExecutor:
         self.layout: Layout | None = None  # of the last attempt
         self._wanted: dict[int, Begin] = {}  # by round, ahead of the queue
         self._busy = False  # as the donor was told last
-        self._applied_bytes = 0  # of states, chunk by chunk, by outer steps
+        self._local_bytes = 0  # of outer steps, chunk by chunk, and of memory for a first state
         self.last_round_s = 0.0  # from the first BEGIN to the end of the outer step
         self.last_commit_unix_s = 0.0
         self.digests: dict[int, str] = {}  # round -> state digest, of the last rounds
@@ -132,7 +132,7 @@ class RoundExecutor:
         long.
         """
         moved = self.streams.moved_bytes + self.attempts.progress_bytes
-        return moved + self.audits.progress + self._applied_bytes
+        return moved + self.audits.progress + self._local_bytes
 
     def installed(self, view: View) -> None:
         """Take over a view that was installed.
@@ -425,6 +425,10 @@ class RoundExecutor:
 
     # ------------------------------------------------------------ what attempts ask (AttemptPort)
 
+    def note_progress(self, nbytes: int) -> None:
+        """Count a chunk of an outer step, or memory for the first parameters: attempts wait."""
+        self._local_bytes += nbytes
+
     def is_wanted(self, begin: Begin) -> bool:
         return self._wanted.get(begin.round) is begin
 
@@ -545,7 +549,7 @@ class RoundExecutor:
         run.keep_residual()
         if run.audit is not None and state.spec.validators:
             run.before = state.theta.copy()
-        state.apply(head, run.result.array, self._note_applied)
+        state.apply(head, run.result.array, self.note_progress)
         array = None if state is run.initial else run.result.array  # which would change with it
         self.replica.log.append(head, array, state.digest, lent=run.is_read)
         return state
@@ -560,11 +564,7 @@ class RoundExecutor:
         if run.initial is not None and is_saved and not run.is_read:
             return run.initial
         run.initial = None
-        return ReplicatedState(run.begin.blob)
-
-    def _note_applied(self, nbytes: int) -> None:
-        """Count a chunk of an outer step as progress: the next attempt waits for the last one."""
-        self._applied_bytes += nbytes
+        return ReplicatedState(run.begin.blob, self.note_progress)
 
     async def _undo(self, effect: ev.Undo) -> None:
         """Go back to the state after an earlier round, if it can be had here."""
