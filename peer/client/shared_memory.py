@@ -28,13 +28,15 @@ SLICE_BYTES = 16 << 20
 class Region:
     """Hold ``count`` float32 values in memory that can be shared; zero at first.
 
-    ``note``: is told how many bytes the system has just given. On a starved machine those of a
+    ``progress``: is told how many bytes the system has just given. On a starved machine those of a
     large model take many seconds, in which nothing else shows that this process gets on.
     """
 
     fd = -1
 
-    def __init__(self, name: str, count: int, note: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, name: str, count: int, progress: Callable[[int], None] | None = None
+    ) -> None:
         self.count = count
         size_bytes = max(1, count) * 4
         _check_available(name, size_bytes)
@@ -44,8 +46,8 @@ class Region:
             for start in range(0, size_bytes, SLICE_BYTES):
                 length = min(SLICE_BYTES, size_bytes - start)
                 os.posix_fallocate(self.fd, start, length)
-                if note is not None:
-                    note(length)
+                if progress is not None:
+                    progress(length)
         except OSError as error:
             self.close()
             raise ConfigError(

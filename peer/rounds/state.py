@@ -93,12 +93,12 @@ class ReplicatedState:
     One thread at a time commits (``apply``) or loads.
     """
 
-    def __init__(self, blob: bytes, note: Callable[[int], None] | None = None) -> None:
+    def __init__(self, blob: bytes, progress: Callable[[int], None] | None = None) -> None:
         self.blob = blob
         self.serial = next(_serials)
         self.spec, self.manifest = parse_blob(blob)
         self.grid = self.manifest.grid
-        self._buffers = StateBuffers(self.spec, self.manifest, note)
+        self._buffers = StateBuffers(self.spec, self.manifest, progress)
         self.generation = 0
         self._sequence = [0] * self.grid.count  # of each chunk
         self._complete = threading.Event()  # no commit is under way
@@ -465,17 +465,17 @@ class StateLoad:
 class StateBuffers:
     """Hold parameters θ and momentum b. One thread at a time writes.
 
-    ``shared`` holds θ, float32[elements], and the bytes of b. ``note``: see ``Region``.
+    ``shared`` holds θ, float32[elements], and the bytes of b. ``progress``: see ``Region``.
     """
 
     def __init__(
-        self, spec: RunSpec, manifest: Manifest, note: Callable[[int], None] | None = None
+        self, spec: RunSpec, manifest: Manifest, progress: Callable[[int], None] | None = None
     ) -> None:
         count = manifest.elements
         self.grid, self._manifest = manifest.grid, manifest
         self._spec, self._step = spec, OuterStep(spec, self.grid.chunk_elements)
         self._kept = momentum_layout(spec, self.grid)
-        self.shared = Region("state", count + -(-self._kept.total_bytes // 4), note)
+        self.shared = Region("state", count + -(-self._kept.total_bytes // 4), progress)
         self.theta = self.shared.floats[:count]
         self.momentum: U8 = self.shared.floats[count:].view(np.uint8)[: self._kept.total_bytes]
 

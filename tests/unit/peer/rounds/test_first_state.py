@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from harness.runner_sites import LINEAGE, PATIENCE_S, Site, eventually, run_blob, scenario
 
+from atoll.peer.client.shared_memory import SLICE_BYTES, Region
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import handed_on
 from atoll.peer.membership.messages import INIT, Begin
@@ -32,6 +33,25 @@ async def given_by_the_first(sites: list[Site]) -> Begin:
         site.carry_out(ev.Reduce(begin))
     await eventually(lambda: all(site.reduced(1) for site in sites))
     return begin
+
+
+def test_memory_for_the_first_parameters_is_progress(tmp_path: Path) -> None:
+    """On a starved machine that takes seconds, in which no byte comes: the attempt has not stalled.
+
+    It is asked for in slices, and each of them counts.
+    """
+
+    async def play(sites: list[Site]) -> None:
+        waiting = sites[1].executor
+        before = waiting.progress_bytes
+        sites[1].carry_out(ev.Reduce(begin_for(sites, giver=0)))  # nothing is sent to it
+        await eventually(lambda: waiting.progress_bytes >= before + 8 * ELEMENTS)
+
+    scenario(tmp_path, "ab", play)
+    noted: list[int] = []
+    region = Region("test", SLICE_BYTES, noted.append)  # of four bytes each
+    assert noted == 4 * [SLICE_BYTES]
+    region.close()
 
 
 def test_every_host_sends_the_first_parameters_once(tmp_path: Path) -> None:
