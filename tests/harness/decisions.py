@@ -134,9 +134,10 @@ class Decisions:
     def _keeps_the_living(self, host: Host, accept: ms.Accept) -> None:
         """Judge what a candidate has chosen itself, when it says so first."""
         place, view, before = (accept.lineage, accept.view), accept.proposal, None
-        voted = any(
-            digest == view.digest for _, digest in self._votes.get(place, ())
-        )  # so it binds
+        # A vote binds: of anybody, or the candidate's own in a former life, which nobody has heard.
+        own = host.promised.accepted if host.promised is not None else None
+        voted = own is not None and own.proposal.digest == view.digest
+        voted |= any(digest == view.digest for _, digest in self._votes.get(place, ()))
         chosen = view.coordinator == accept.ballot.peer == host.peer and not voted
         promisers_only = view.fork or view.rollback  # see consensus.py
         if chosen and not promisers_only and (place, accept.ballot) not in self._judged:
@@ -172,7 +173,7 @@ class Decisions:
             assert "fork" in notes, f"I6: {host.name} changes its lineage without an event"
         else:
             text = f"I6: {host.name} comes back to another lineage without an event"
-            assert flags & {"yield", "excluded"}, text
+            assert flags & {"yield", "excluded", "amnesia"}, text
 
     def _meets(self, host: Host, meet: ms.Meet) -> None:
         view = host.node.view

@@ -108,11 +108,18 @@ class Disk:
         """Check that a word that must not be forgotten is synced before it leaves. Its table is not
         that of the product."""
         if type(message) is ms.Promise:
-            return any(
-                (record.lineage, record.view) == (message.lineage, message.view)
-                and record.ballot >= message.ballot
+            place = message.lineage, message.view
+            promised = [
+                record.ballot
                 for record in self._synced(PromiseRecord)
-            )
+                if (record.lineage, record.view) == place
+            ]
+            voted = [  # who votes at a ballot has promised it, if it has promised any
+                record.vote.ballot
+                for record in self._synced(AcceptedRecord)
+                if (record.vote.lineage, record.vote.view) == place
+            ]
+            return bool(promised) and max(promised + voted) >= message.ballot
         if type(message) is ms.Accepted:
             return any(
                 (record.vote.ballot, record.vote.digest) == (message.ballot, message.digest)

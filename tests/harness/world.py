@@ -228,7 +228,7 @@ class World(ABC):
             return
         found = disk.read()
         is_whole = (found.state, found.missing) == (promised.state, promised.missing)
-        digest = host.digests[promised.state[0]] if is_whole else b""
+        digest = disk.state(found, self.chunks)[0].digest if is_whole else b""
         if not is_whole:
             host.state, entries = disk.state(found, self.chunks)
             host.log, digest = entries[-self.log_rounds :], host.state.digest

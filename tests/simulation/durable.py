@@ -206,18 +206,23 @@ def _lacks_result(arena: Arena) -> bool:
     """Return whether somebody has voted for a result that nobody has any more.
 
     Whoever else has voted for it may have lost its memory: nobody can say then that it was not
-    committed.
+    committed. So it may be the base of a view that was decided since, which all know of.
     """
+    homes = [arena.homes[host.name].open(holds_state=True) for host in arena.hosts.values()]
     voted = {
         (head.place, head.run.root)
-        for host in arena.hosts.values()
-        for head in arena.homes[host.name].open(holds_state=True).ready
+        for home in homes
+        for head in home.ready
         if head.begin is not None and head.changes_state
     }
     held = {place for disk in arena.homes.values() for place in disk.rounds}
-    jobs = [job for host in arena.living() for job in host.jobs.values() if job.complete]
-    roots = {job.root for job in jobs}
-    return any(place not in held and root not in roots for place, root in voted)
+    jobs = [item for host in arena.living() for item in host.jobs.items() if item[1].complete]
+    roots = {job.root for _, job in jobs}
+    reached = max(_state_of(arena, host).round for host in arena.hosts.values())
+    base = max(home.known[0] for home in homes)
+    has_base = any(number == base for number, _ in jobs) or any(n == base for _, _, n, _ in held)
+    is_there = base <= reached or has_base
+    return not is_there or any(place not in held and root not in roots for place, root in voted)
 
 
 def _state_of(arena: Arena, host: Host) -> State:
