@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel wheel-aarch64 docs bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable replay shrink \
-        traces nightly nightly-tests mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick bench-convergence-grid \
+        traces nightly nightly-slow nightly-golden mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick bench-convergence-grid \
          bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry bench-plan \
          power-cuts restarts clean
 
@@ -284,7 +284,7 @@ endif
 
 # What is too long for every change: every trace, every golden file, and the rest of the grids of which
 # `make test` takes the first points (tests/harness/grids.py); power cuts, restarts, mutations, and an
-# hour of soak. Some eight hours of two cores. What fails is told at the end, and stops nothing else.
+# hour of soak. Some nine hours of two cores. What fails is told at the end, and stops nothing else.
 nightly: $(STAMP)
 	@failed=; part() { $(MAKE) "$$@" || failed="$$failed $$1"; }; \
 	part traces; \
@@ -296,13 +296,16 @@ nightly: $(STAMP)
 	part restarts; \
 	part bench-plan; \
 	part bench-convergence-quick; \
-	part nightly-tests; \
+	part nightly-slow; \
+	part nightly-golden; \
 	part simulate-coverage; \
 	part soak HOURS=1; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-nightly-tests: $(STAMP)
+nightly-slow: $(STAMP)
 	$(BIN)/pytest -m slow -n 2 --dist worksteal tests/unit tests/attacks tests/simulation
+
+nightly-golden: $(STAMP)
 	$(BIN)/pytest -m "not slow" tests/simulation/test_scenarios.py tests/unit/test_golden_bytes.py \
 	    tests/unit/peer/cli/test_golden_commands.py tests/unit/optim/test_golden.py \
 	    tests/unit/optim/test_golden_digests.py tests/processes/test_status.py

@@ -192,7 +192,9 @@ class RoundSpec:
         except CodecError as error:
             raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
         lacking, coarse = "", contract.errors.gauss > CODEC_ERROR_MAX
-        if contract.keyed and (self.encodes_again or coarse):
+        if contract.keyed and coarse:
+            lacking = "error feedback that knows its keys, which rounds do not have"
+        elif contract.keyed and self.encodes_again:
             lacking = "rounds in which nobody encodes its parts again: it draws at random"
         elif coarse and not self.error_feedback:
             lacking = "error_feedback, 0.95 say: what it leaves out would be lost"

@@ -146,7 +146,7 @@ class Parts(ABC):
     def _key_of(self, codec: Codec, what: bytes, *numbers: int) -> int:
         """Return a key for a vector that is encoded; 0 where the codec needs none.
 
-        It is the same in every attempt at a round, and another for each participant and chunk.
+        It is the same in attempts of the same participants, and another for each of them and chunk.
         """
         return derive_key(what, self._key, *numbers) if codec.contract.keyed else 0
 

@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REACH_AGAIN_S = 5.0  # between two tries to reach anybody of a run that this home was in ...
 LINK_LOOK_S = 0.05  # ... in which somebody else may dial this peer
-JOIN_TIMEOUT_S = 120.0  # from the start to the admission to a view
+JOIN_TIMEOUT_S = 120.0  # from the first link to the admission to a view; as long to get a link
 MISSING_PAUSE_S = 10.0  # between two lines about founders that are missing, at first ...
 MISSING_PAUSE_MAX_S = 600.0  # ... and at last: they may be missing for days
 # Messages that are heard also while it is asked whether the run lives.

@@ -161,8 +161,8 @@ class Reconnector:
         """Return a future that is done with the first control link to any of these addresses.
 
         FIRST_DIALS of them are tried at once. If there is no link it fails as the first address
-        did, whose peer must have ``fingerprint``; with IdentityInUseError it fails at once. Dials
-        that are under way then go on.
+        did, whose peer must have ``fingerprint``, or as one did where somebody is too busy to
+        answer; with IdentityInUseError it fails at once. Dials that are under way then go on.
         """
         waiting = deque(dict.fromkeys(addresses))
         first, count = addresses[0], len(waiting)
@@ -182,7 +182,8 @@ class Reconnector:
                 except ConnectError as error:
                     errors[address] = error
                     if len(errors) == count:
-                        fail(errors[first])
+                        busy = [each for each in errors.values() if takes_long(each)]
+                        fail(errors[first] if is_refusal(errors[first]) or not busy else busy[0])
                 except IdentityInUseError as error:
                     fail(error)
                 else:

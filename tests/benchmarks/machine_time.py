@@ -9,8 +9,8 @@ them (starved.py). ``slices``: rounds of a small model while two daemons get a p
 in every 1.65 s. ``link``: the first state over links of a lab (first_state.py), the same.
 ``deaths``: from a SIGKILL until the coordinator says so, from a SIGSTOP until the others commit
 without the peer, on a quiet machine; on a starved one, from a SIGKILL until the coordinator says
-so, and counts it in no round that begins from then on, until the others have a round without it,
-and until the view is without it, which waits for the end of the round under way. Needs root, an
+so, and counts it in no round that begins from then on, until the others have the next round, and
+until the view is without it, which waits for the end of the round under way. Needs root, an
 idle machine, and 40 bytes of memory per parameter and peer.
 """
 
@@ -167,7 +167,7 @@ def deaths(chosen: argparse.Namespace) -> list[Figure]:
     with training(chosen, chosen.parameters) as run, burning(chosen.burners * len(chosen.cores)):
         out_s, next_s, view_s = (list(found) for found in zip(*starved_deaths(run), strict=True))
     print(
-        f"starved  SIGKILL: out of new rounds {shown(out_s)}, a round without it {shown(next_s)},"
+        f"starved  SIGKILL: out of new rounds {shown(out_s)}, the next round {shown(next_s)},"
         f" out of the view {shown(view_s)}",
         flush=True,
     )
@@ -175,7 +175,7 @@ def deaths(chosen: argparse.Namespace) -> list[Figure]:
         Figure("quiet: a SIGKILL is noticed", "deaths/noticed", 0.5, max(noticed_s), "s"),
         Figure("quiet: a SIGSTOP is left out", "deaths/left_out", 3.0, max(left_out_s), "s"),
         Figure("starved: out of rounds that begin", "deaths/out", 10.0, max(out_s), "s"),
-        Figure("... a round without it is committed", "deaths/next", math.inf, max(next_s), "s"),
+        Figure("... the next round is committed", "deaths/next", math.inf, max(next_s), "s"),
         Figure("... the view is without it", "deaths/view", 10.0, max(view_s), "s"),
     ]
 

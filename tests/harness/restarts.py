@@ -56,18 +56,21 @@ def kill_and_restart(
     ``again_s`` after that once more. In a fleet of which the power can be cut, their homes lose
     what was not synced. AssertionError if the run does not go on, or if anybody has other bits.
     """
-    before = known_rounds(run, names)
+    before, redone = known_rounds(run, names), 0
     ports = {name: run.peers[name].port for name in killed}
     told = _kill(run, killed, draw)
-    last = max(*map(int, before), *told.values())
     time.sleep(wait_s)
     _start(run, ports, draw)
     if again_s is not None:
         time.sleep(again_s)
-        before |= known_rounds(run, names)
-        told |= _kill(run, killed, draw, told)
-        last = max(*map(int, before), *told.values())
+        redone += sum(_told_again(run, name, told[name]) for name in killed)
+        now = known_rounds(run, names)
+        redone += _differ(before, now)
+        before = now | before
+        again = _kill(run, killed, draw)
+        told = {name: max(told[name], again[name]) for name in killed}
         _start(run, ports, draw)
+    last = max(*map(int, before), *told.values())
     majority = len(names) // 2 + 1
     everybody = [run.peers[name] for name in names]
 
@@ -93,18 +96,15 @@ def kill_and_restart(
         "everybody is in again",
     )
     after = known_rounds(run, names)
-    redone = sum(after.get(number, digest) != digest for number, digest in before.items())
+    redone += _differ(before, after)
     redone += sum(_told_again(run, name, told[name]) for name in killed)
     return Restart("".join(killed), wait_s, last, back_s, redone, run.agree(names))
 
 
-def _kill(
-    run: Fleet, killed: Sequence[str], draw: random.Random, before: Mapping[str, int] | None = None
-) -> dict[str, int]:
+def _kill(run: Fleet, killed: Sequence[str], draw: random.Random) -> dict[str, int]:
     """Kill these; return the last round of which each one's trainer was told that it is committed.
 
-    What a trainer was told is committed, also in the moment before its daemon died. ``before``:
-    what its trainers were told in an earlier life.
+    What a trainer was told is committed, also in the moment before its daemon died.
     """
     for name in killed:
         run.peers[name].kill()
@@ -113,11 +113,15 @@ def _kill(
         run.peers[name].ends()
         run.trainers[name].kill()
         run.trainers[name].ends()
-        least = before[name] if before is not None else 0
-        told[name] = max(committed_rounds(run.trainers[name].lines), default=least)
+        told[name] = max(committed_rounds(run.trainers[name].lines), default=0)
     if isinstance(run, PoweredFleet):
         run.lose("".join(killed), draw.randrange(1 << 32))
     return told
+
+
+def _differ(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    """Return how many rounds have another digest than they had before."""
+    return sum(after.get(number, digest) != digest for number, digest in before.items())
 
 
 def committed_rounds(lines: Iterable[Mapping[str, Any]]) -> list[int]:

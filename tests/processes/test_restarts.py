@@ -114,7 +114,7 @@ def test_whoever_is_killed_fetches_no_state_when_it_comes_back(tmp_path: Path) -
     with fleet(tmp_path) as run:
         run.form("abc")
         for name in "abc":
-            run.train(name, elements, inner_s=0.6)
+            run.train(name, elements, inner_s=1.5)  # few are missed: the bound is far below a state
         at = run.peers["b"].reaches(ROUNDS)["round"]
         run.peers["b"].kill()
         run.peers["b"].ends()

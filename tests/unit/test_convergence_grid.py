@@ -98,3 +98,11 @@ def test_one_row_of_a_setting_trains_what_it_says() -> None:
     assert large.make is None
     assert large.accumulates
     assert large.muon
+
+
+def test_a_size_waits_until_the_one_before_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["grid", "--size", "0.8M-clip", "--out", str(tmp_path)])
+    assert grid.main() == 2
+    assert "0.8M-clip is of the best of 0.1M, of which 174 rows are left" in capsys.readouterr().out

@@ -334,6 +334,7 @@ def test_manual_pages_are_read_up_to_a_limit(
         (tmp_path / f"man1/{name}.1.gz").write_bytes(gzip.compress(name.encode() * 40_000))
     (tmp_path / "man1/broken.1.gz").write_bytes(b"no gzip")
     (tmp_path / "man1/gone.1.gz").symlink_to("nowhere.gz")
+    (tmp_path / "man1/alias.1.gz").symlink_to("a.1.gz")  # the same page is not held out as well
     monkeypatch.setattr(texts, "MANUAL", tmp_path)
     found = texts.text_of("manual")
     assert len(found.train) + len(found.heldout) == 120_000

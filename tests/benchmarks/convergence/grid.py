@@ -196,10 +196,18 @@ class Grid:
         return min(ended, key=lambda result: result.loss)
 
     def ranking(self, method: str, inner: str) -> list[tuple[Setting, float, Result]]:
-        """Return settings, losses of seed 0 and what they came of, the best first."""
+        """Return settings, their losses and what was best of seed 0, the best first.
+
+        The loss is the mean of all seeds, where all of them have been run.
+        """
         found = [(each, self.best(each)) for each in self.settings(method, inner)]
-        known = [(each, best.loss, best) for each, best in found if best is not None]
+        known = [(each, self._loss(each, best), best) for each, best in found if best is not None]
         return sorted(known, key=lambda each: each[1])
+
+    def _loss(self, setting: Setting, best: Result) -> float:
+        seeds = self.of_seeds(setting)
+        whole = len(seeds) == self.stage.seeds
+        return mean_of([each.loss for each in seeds]).mean if whole else best.loss
 
     def of_seeds(self, setting: Setting) -> list[Result]:
         """Return what its seeds gave at the rate that was best with seed 0."""
@@ -223,10 +231,13 @@ class Grid:
         """Return the CPU hours of what is left, the seeds that are not known yet included."""
         settings = [each for family in self.families() for each in self.settings(*family)]
         rows = self.pending()
-        unknown = [each for each in settings if self.best(each) is None]
+        unknown = [each for each in settings if self._is_pending(each)]
         steps = sum(worker_steps(row.line) for row in rows)
         steps += sum(worker_steps(self.line(e)) * (self.stage.seeds - 1) for e in unknown)
         return steps * self.step_s() / 3600
+
+    def _is_pending(self, setting: Setting) -> bool:
+        return any(self.results.get(row) is None for row in self.tuning(setting))
 
     def step_s(self) -> float:
         done = [each for each in self.results.all() if each.row.line.size == self.size]
@@ -246,7 +257,7 @@ the edge of its grid. Where a line has several seeds, they are paired, and ± is
 
 
 def document(results: Results) -> str:
-    parts = [HEAD.format(workers=WORKERS, steps=STEPS, h=H), *sources(results)]
+    parts = [HEAD.format(workers=WORKERS, steps=STEPS, h=H)]
     for size in STAGES:
         grid = Grid(size, results)
         families = [family for family in grid.families() if grid.ranking(*family)]
@@ -254,6 +265,7 @@ def document(results: Results) -> str:
             continue
         shape = SIZES[size]
         parts.append(f"## {size}: width {shape.width}, depth {shape.depth}, the {shape.text}\n")
+        parts += sources(each for each in results.all() if each.row.line.size == size)
         parts.append(markdown(best_table(grid, families)))
         if not grid.stage.before:
             parts += [part for family in families for part in outer_table(grid, *family)]
@@ -317,6 +329,12 @@ def main() -> int:
         return one_row(lambda *given: SettingRun(row, *given).result(), chosen.cache, text)
     results = Results(chosen.out / "results.jsonl")
     grid = Grid(chosen.size, results, chosen.methods)
+    before = grid.stage.before
+    if before and (left := len(Grid(before, results, chosen.methods).pending())):
+        print(
+            f"{chosen.size} is of the best of {before}, of which {left} rows are left: run it first"
+        )
+        return 2
     hours, rows = grid.hours(), grid.pending()
     print(
         f"{chosen.size}: {len(rows)} rows now, {hours:.1f} hours of CPU in all, at "

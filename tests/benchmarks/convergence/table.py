@@ -9,7 +9,7 @@ from benchmarks.convergence.bars import verdicts
 from benchmarks.convergence.figures import Summary, summaries
 from benchmarks.convergence.methods import CEILING, METHODS
 from benchmarks.convergence.plan import LONGER, Plan
-from benchmarks.convergence.results import Results
+from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import SCRATCH, WARM, WARM_SHARE
 from benchmarks.convergence.sizes import (
     BETAS,
@@ -70,7 +70,7 @@ def document(plan: Plan, results: Results) -> str:
         share=WARM_SHARE,
         h=plan.sync_every[0],
     )
-    parts = [head, *sources(results)]
+    parts = [head, *sources(results.all())]
     found = summaries(plan, results)
     if not found:
         parts.append(PATIENT)
@@ -207,9 +207,9 @@ def rate_table(plan: Plan, results: Results) -> list[tuple[str, ...]]:
     return rows
 
 
-def sources(results: Results) -> list[str]:
-    """With what the rows were made; rows of two origins do not compare."""
-    made = sorted({result.made_with for result in results.all()})
+def sources(results: Iterable[Result]) -> list[str]:
+    """Say with what rows were made; rows of two origins do not compare."""
+    made = sorted({result.made_with for result in results})
     if not made:
         return []
     text = f"Made with {made[0]}.\n"

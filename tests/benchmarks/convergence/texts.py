@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,10 +32,12 @@ def unpack_manual(folder: Path) -> None:
     """Write the first 16 MiB of the pages in English that can be read, in order of their names."""
     left = TEXT_BYTES_MAX
     for page in sorted(MANUAL.glob("man*/*.gz")):
+        if page.is_symlink():
+            continue  # the same page by another name: one of them might be held out
         try:
             text = gzip.decompress(page.read_bytes())
-        except (OSError, EOFError):
-            continue  # a link to a page of a package that is not there
+        except (OSError, EOFError, zlib.error):
+            continue
         if (left := left - len(text)) < 0:
             return
         (folder / page.stem).write_bytes(text)

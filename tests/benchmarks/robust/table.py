@@ -55,7 +55,7 @@ def document(plan: Plan, results: Results) -> str:
         ruined=RUINED,
     )
     impossible = [why for rule in plan.rules if (why := plan.why_not(rule))]
-    parts = [head, *(f"Not here: {why}.\n" for why in impossible), *sources(results)]
+    parts = [head, *(f"Not here: {why}.\n" for why in impossible), *sources(results.all())]
     parts.append("## Bars\n")
     parts.append(markdown([("what", "bar", "measured", ""), *verdicts(plan, results)]))
     if not any(results.get(row) for row in plan.rows()):

@@ -114,7 +114,7 @@ def test_only_rounds_of_all_peers_can_have_newcomers(method):
         ("topk", "mean", 0.95, "aggregate"),  # what the owner's encoding leaves out nobody keeps
         ("int2", "mean", 1.0, "aggregate"),
         ("int8_sr", "senders", 0.95, "rounds in which nobody encodes"),
-        ("randk", "all", 0.0, "rounds in which nobody encodes"),
+        ("randk", "all", 0.0, "error feedback that knows its keys"),
     ],
 )
 def test_what_a_lossy_codec_lacks_is_named(codec, aggregate, error_feedback, lacks):
