@@ -426,7 +426,10 @@ class RoundExecutor:
     # ------------------------------------------------------------ what attempts ask (AttemptPort)
 
     def note_progress(self, nbytes: int) -> None:
-        """Count a chunk of an outer step, or memory for the first parameters: attempts wait."""
+        """Count a chunk of an outer step, or memory for the first parameters: attempts wait.
+
+        A count that is lost between two threads does no harm: any change shows progress.
+        """
         self._local_bytes += nbytes
 
     def is_wanted(self, begin: Begin) -> bool:

@@ -1,4 +1,4 @@
-"""What a machine runs out of (disk, descriptors, its processors), and a wall clock that jumps."""
+"""Run out of a machine's disk, descriptors and processors, and let its wall clock jump."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from benchmarks.convergence.quick import faults
 from benchmarks.convergence.report import write_choices, write_losses, write_report
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
-from benchmarks.convergence.runner import Runner, one_row
+from benchmarks.convergence.runner import Runner, one_row, say_done
 from benchmarks.convergence.sizes import SIZES, default_size
 from benchmarks.convergence.training import run_row
 
@@ -64,13 +64,7 @@ def main() -> int:
     def done(result: Result) -> None:
         report()
         left = len(plan.pending(results, chosen.rows)) + len(plan.later(results, chosen.rows))
-        loss = f"diverged: {result.failed}" if result.failed else f"{result.loss:.4f}"
-        minutes = (time.monotonic() - began_s) / 60
-        print(
-            f"{minutes:6.1f} min  {result.row.name}  {loss}  {result.sent_bytes:,.0f} bytes per "
-            f"peer, {result.cpu_s:.0f} s of CPU; {left} rows left",
-            flush=True,
-        )
+        say_done(result, began_s, left)
 
     report()
     until_s = began_s + 60 * chosen.minutes

@@ -32,7 +32,7 @@ from benchmarks.convergence.plan import worker_steps
 from benchmarks.convergence.report import replace_file
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import WARM, Line, Row
-from benchmarks.convergence.runner import Runner, one_row
+from benchmarks.convergence.runner import Runner, one_row, say_done
 from benchmarks.convergence.sizes import SIZES
 from benchmarks.convergence.table import markdown, sources
 from benchmarks.convergence.training import Run
@@ -351,13 +351,7 @@ def main() -> int:
 
     def done(result: Result) -> None:
         replace_file(chosen.out / "README.md", document(results))
-        loss = f"diverged: {result.failed}" if result.failed else f"{result.loss:.4f}"
-        minutes = (time.monotonic() - began_s) / 60
-        print(
-            f"{minutes:6.1f} min  {result.row.name}  {loss}, {result.cpu_s:.0f} s of CPU; "
-            f"{len(grid.pending())} rows left",
-            flush=True,
-        )
+        say_done(result, began_s, len(grid.pending()))
 
     def command(row: Row) -> list[str]:
         options = ["-m", "benchmarks.convergence.grid", "--cache", str(chosen.cache), "--one"]

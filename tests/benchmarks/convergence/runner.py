@@ -21,9 +21,10 @@ from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
 from benchmarks.convergence.texts import text_of
 
-__all__ = ["Runner", "one_row"]
+__all__ = ["Runner", "one_row", "say_done"]
 
 POLL_S = 0.2  # rows take minutes
+WHY_CHARACTERS = 60  # of the reason why a row has no end
 LOG_LINES = 15  # of a process that failed
 
 
@@ -96,6 +97,19 @@ class Runner:
             result = Result.from_json(said)
             self._results.add(result)
             self._done(result)
+
+
+def say_done(result: Result, began_s: float, left: int) -> None:
+    """Print a line about a row that has ended, and how many rows are left.
+
+    ``began_s``: when the benchmark began, on the monotonic clock.
+    """
+    came = f"failed: {result.failed[:WHY_CHARACTERS]}" if result.failed else f"{result.loss:.4f}"
+    print(
+        f"{(time.monotonic() - began_s) / 60:6.1f} min  {result.row.name}  {came}, "
+        f"{result.sent_bytes:,.0f} bytes per peer, {result.cpu_s:.0f} s of CPU; {left} rows left",
+        flush=True,
+    )
 
 
 def one_row(

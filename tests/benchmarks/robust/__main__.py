@@ -23,7 +23,7 @@ from attacks.catalogue import ATTACKS
 from benchmarks.convergence.report import replace_file
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
-from benchmarks.convergence.runner import Runner, one_row
+from benchmarks.convergence.runner import Runner, one_row, say_done
 from benchmarks.convergence.sizes import SIZES
 from benchmarks.robust.figures import faults, verdicts
 from benchmarks.robust.plan import RULES, Plan, quick_plan
@@ -56,13 +56,7 @@ def main() -> int:
 
     def done(result: Result) -> None:
         replace_file(out / "README.md", document(shown, results))
-        said = f"stopped: {result.failed[:60]}" if result.failed else f"{result.loss:.4f}"
-        minutes = (time.monotonic() - began_s) / 60
-        print(
-            f"{minutes:6.1f} min  {result.row.line.method}  {said}, {result.cpu_s:.0f} s of CPU; "
-            f"{len(plan.pending(results))} rows left",
-            flush=True,
-        )
+        say_done(result, began_s, len(plan.pending(results)))
 
     out.mkdir(parents=True, exist_ok=True)
     replace_file(out / "README.md", document(shown, results))
