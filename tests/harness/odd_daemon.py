@@ -217,8 +217,8 @@ def lie_in_audits(lie: str) -> None:
     elif lie == "part":
         source = Parts._encode_own
 
-        def other(self: Parts, chunk: int, buffer: U8) -> U8:
-            part = source(self, chunk, buffer)
+        def other(self: Parts, chunk: int, me: int, buffer: U8) -> U8:
+            part = source(self, chunk, me, buffer)
             if self.contribution.coded is None:
                 return part
             changed = part.copy()
