@@ -320,8 +320,8 @@ class Coordinator:
             self._end_attempt(attempt, participants, usable, now_s)
         return False
 
-    def _give_up(self, number: int, now_s: float) -> None:
-        """Send a round back to the barrier, with the rounds after it.
+    def _give_up(self, number: int, now_s: float, kind: str, why: str) -> None:
+        """Send a round back to the barrier, with the rounds after it, and say why in a note.
 
         They would have to wait for it, and a view that may be needed for it would wait for them.
         """
@@ -329,7 +329,9 @@ class Coordinator:
             cleanup = self.cleanups.pop(later, None)
             attempt = cleanup.attempt if cleanup is not None else self.attempts.pop(later)
             self._tell_over(attempt.begin)
-        self.barrier.open(now_s, committed=False)
+        pause_s = self.barrier.given_up(now_s)
+        pause = f", for {duration(pause_s)} at least" if pause_s else ""
+        self._emit(Note(kind, f"{why}{pause}"))
 
     def _tell_over(self, begin: Begin) -> None:
         """Tell everyone, ourselves too, that an attempt is over.
@@ -353,12 +355,11 @@ class Coordinator:
         tries = self._budget(begin.round).tries
         lost = begin.kind == INIT and begin.counted[0] not in participants
         if not participants or lost or tries >= ATTEMPTS_MAX:
-            text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
-            self._emit(Note("give-up", text))
             if begin.kind == INIT:
                 self.offers.pop(begin.counted[0], None)  # the next one's turn
             self._budgets.pop(begin.round)
-            self._give_up(begin.round, now_s)
+            text = f"round {begin.round} has failed {count(tries, 'time')}: it waits for all anew"
+            self._give_up(begin.round, now_s, "give-up", text)
             return
         del self.attempts[begin.round]
         dropped = {*begin.participants} & alive - {*participants} - attempt.restarted
@@ -384,9 +385,8 @@ class Coordinator:
             again = is_clear = False
         elif cleanup.is_stall and cleanup.is_between(self.me, alive):
             text = f"round {number}: no data reaches or leaves this peer: another one is to lead"
-            self._emit(Note("hand-over", text))
             self.admission.successor = b""
-            self._give_up(number, now_s)
+            self._give_up(number, now_s, "hand-over", text)
             return
         excluding = again or is_clear
         participants = self._next_participants(cleanup, alive, excluding=excluding)
@@ -402,7 +402,8 @@ class Coordinator:
             del self.cleanups[number]
             self._begin(number, begin.kind, participants, cleanup, alive, now_s)
         else:  # the others have died meanwhile
-            self._give_up(number, now_s)
+            text = f"round {number} has too few participants left: it waits for all anew"
+            self._give_up(number, now_s, "give-up", text)
 
     def _next_participants(
         self, cleanup: AttemptCleanup, alive: set[bytes], *, excluding: bool
@@ -470,7 +471,7 @@ class Coordinator:
         self.last_commit = commit
         for peer in self.view.peers:
             self._emit(Send(peer, commit))
-        self.barrier.open(now_s, committed=True)
+        self.barrier.committed(now_s)
 
     def _begin(
         self,

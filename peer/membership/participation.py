@@ -32,6 +32,8 @@ from atoll.peer.rounds.entries import GATHER, INIT, OPERATIONS, STEP, fragment_o
 
 # ---------------------------------------------------------------- when
 
+GIVEN_UP_PAUSE_S = 1.0  # the second time that a round is given up; twice as long each time ...
+GIVEN_UP_PAUSE_MAX_S = 30.0  # ... up to the time that stragglers get
 _PHASES_KEPT = 9  # inner phases whose median sets the stragglers' time
 
 
@@ -90,6 +92,10 @@ class Barrier:
     and for a session's own collectives: who misses one of those gets an error. For these it is two
     usual phases where that is more: who joins with a call that the others make after each round is
     not to be alone in it, and the others not to be late.
+
+    A round that is given up opens again at once, as those it failed with may have died. One that is
+    given up again and again opens ever more rarely: of a peer that is alone and whose submissions
+    cannot be used, each attempt would fail in a moment, for ever.
     """
 
     def __init__(
@@ -110,14 +116,33 @@ class Barrier:
         self._first_arrival_s: float | None = None
         self._waits_for = 0  # the round of that arrival
         self._opened_s = now_s
+        self._given_up = 0  # how often in a row
+        self._pauses_until_s = now_s
         self._stragglers: dict[bytes, float] = {}  # and when the phase began that they were late in
         self.left_out: set[bytes] = set()  # who was waited for and is not in the round that opened
 
-    def open(self, now_s: float, *, committed: bool) -> None:
-        """Start the wait for the next round, as one has ended."""
+    def committed(self, now_s: float) -> None:
+        """Start the wait for the next round, as one is committed."""
+        self._given_up = 0
+        self._open(now_s)
+
+    def given_up(self, now_s: float) -> float:
+        """Start the wait for a round that was given up; return how many seconds it takes at least.
+
+        These are none the first time.
+        """
+        self._phases.interrupt()
+        self._given_up += 1
+        pause_s = 0.0
+        if self._given_up > 1:
+            doublings = min(self._given_up - 2, 10)
+            pause_s = min(GIVEN_UP_PAUSE_S * 2.0**doublings, GIVEN_UP_PAUSE_MAX_S)
+        self._pauses_until_s = now_s + pause_s
+        self._open(now_s)
+        return pause_s
+
+    def _open(self, now_s: float) -> None:
         self._opened_s = now_s
-        if not committed:
-            self._phases.interrupt()
         self._is_first = False
         self._first_arrival_s = None
 
@@ -136,6 +161,7 @@ class Barrier:
             self._first_arrival_s = before._first_arrival_s
             self._waits_for = before._waits_for
         self._stragglers = {p: s for p, s in before._stragglers.items() if p in staying}
+        self._given_up, self._pauses_until_s = before._given_up, before._pauses_until_s
 
     def waited_s(self, now_s: float) -> float:
         return now_s - self._opened_s
@@ -152,6 +178,8 @@ class Barrier:
         ``may_begin`` says whether it can be of those who have arrived, when no others are waited
         for (:meth:`Eligibility.may_begin`).
         """
+        if now_s < self._pauses_until_s:
+            return ()
         if self._roster.awaited(present, now_s):
             return ()  # in a new view: who has arrived is in their first heartbeats
         arrived = self._arrived(number, present)

@@ -216,6 +216,20 @@ def test_unusable_contribution_is_missed_and_the_next_one_is_taken() -> None:
     cluster.until_round("a", 2, limit_s=5.0)
 
 
+def test_a_round_that_is_given_up_again_and_again_is_begun_ever_more_rarely() -> None:
+    """A peer that is alone submits, every 0.2 s, what cannot be used: no loop without a pause."""
+    cluster = Cluster("a")
+    cluster.form("a")
+    host = cluster.host("a")
+    cluster.until(lambda: host.round > 1)
+    cluster.unusable = "a"
+    before = host.notes.count("give-up")
+    cluster.run(60.0)
+    assert 4 <= host.notes.count("give-up") - before <= 8
+    cluster.unusable = ""
+    cluster.until_round("a", 3, limit_s=31.0)
+
+
 # ---------------------------------------------------------------- invariant 3
 
 
