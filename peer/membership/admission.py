@@ -167,7 +167,7 @@ class Admission:
         return bool(ours and beat.digest) and beat.digest != ours
 
     def knows(self, peer: bytes) -> bool:
-        """Return whether somebody outside has asked here, whatever has come of it."""
+        """Return whether somebody outside has asked here lately, whatever has come of it."""
         banned = self.view.is_banned(peer)
         return peer in self.joiners or peer in self._not_before_s or banned
 
@@ -206,8 +206,10 @@ class Admission:
     def announce(self, now_s: float) -> None:
         """Tell all joiners where the run stands; four times a second, like a beat.
 
-        Those that are silent or download nothing are dropped.
+        Those that are silent or download nothing are dropped. Who may ask again and does not counts
+        as one that has not asked here: it may have no way to.
         """
+        self._not_before_s = {p: t for p, t in self._not_before_s.items() if now_s < t}
         for peer, joiner in list(self.joiners.items()):
             if now_s - joiner.heard_s > self._timing.failure_s:
                 self._drop(peer, now_s, _BACKOFF_MIN_S, "nothing is heard of it")
@@ -369,8 +371,7 @@ class Admission:
         pause_s = min(pause_s, BACKOFF_MAX_S)
         self._not_before_s.pop(peer, None)
         self._not_before_s[peer] = now_s + pause_s  # the latest last
-        past = [p for p, t in self._not_before_s.items() if now_s - t > BACKOFF_MAX_S]
-        for old in past or list(self._not_before_s)[:-DROPPED_MAX]:  # forgotten: this stays small
+        for old in list(self._not_before_s)[:-DROPPED_MAX]:  # forgotten: this stays small
             del self._not_before_s[old]
             self._stalls.pop(old, None)
         what = "archive" if role == ARCHIVE else "joiner"
@@ -410,12 +411,7 @@ class Admission:
         out = {ban.peer for ban in (*self.view.banned, *bans)}
         gone |= out
         back = {p for p, x in self.joiners.items() if self._is_newer(x.member)}
-        kept = [
-            m
-            for m in named
-            if (m.peer not in gone and m.peer not in back)
-            or (m.peer == self.me and self.me not in self.leaving)
-        ]
+        kept = [m for m in named if m.peer not in gone and m.peer not in back]
         admit = admit and now_s - self._since_s >= self._timing.admit_s
         able = (x for p, x in self.joiners.items() if admit and p not in out)
         ready = [x.member for x in able if self.has_caught_up(x)]

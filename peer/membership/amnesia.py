@@ -72,9 +72,8 @@ class LedgerPositions:
         return tuple(self._known[peer] for peer in some)
 
     def remind(self, peer: bytes) -> None:
-        """Tell all once more what is known of one that does not seem to know it."""
-        if peer in self._known:
-            self._news[peer] = None
+        """Tell all once more what is known of one that shows a loss (:meth:`shows_loss`)."""
+        self._news[peer] = None
 
     def shows_loss(self, peer: bytes, inc: int, life: int, began: int) -> bool:
         """Return whether an earlier process is known to have had a longer ledger than this one."""

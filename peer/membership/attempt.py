@@ -255,18 +255,18 @@ class Attempt:
     def step(
         self,
         now_s: float,
-        alive: Collection[bytes],
-        unsynced: Collection[bytes],
+        usable: Collection[bytes],
         progress_bytes: int,
         links: LinkGraph,
     ) -> tuple[bytes, ...] | None:
         """Move on; return None to wait, else the participants of the next attempt.
 
-        An empty tuple says to give up. ``links``: who can copy from whom now.
+        An empty tuple says to give up. ``usable``: who lives and follows the run; ``links``: who
+        can copy from whom now.
         """
         begin, copies = self.begin, self.copies
         participants = begin.participants
-        dead = [peer for peer in begin.exchange if peer not in alive or peer in self.restarted]
+        dead = [peer for peer in begin.exchange if peer not in usable or peer in self.restarted]
         if progress_bytes != self._progress_bytes:
             self._progress_bytes, self._progress_s = progress_bytes, now_s
         if self.silence.is_open:
@@ -276,12 +276,12 @@ class Attempt:
         stalled = now_s - self._progress_s > self._stall_s and spoke_s > SPOKEN_BEATS * (
             self.timing.heartbeat_s
         )
-        holders = [peer for peer in copies if peer in alive]
+        holders = [peer for peer in copies if peer in usable]
         if len(set(copies.values())) > 1:
-            silent = [p for p in participants if p not in {*dead, *unsynced, *copies}]
+            silent = [p for p in participants if p not in {*dead, *copies}]
             return self._without_minority(now_s, dead, [] if stalled else silent)
         if holders and self.unrepairable(now_s):
-            kept = tuple(peer for peer in self.participants if peer in alive)
+            kept = tuple(peer for peer in self.participants if peer in usable)
             self._note_retry(f"{_named(self.unrepairable(now_s))} could not fetch the result")
             return kept
         if holders:
@@ -289,7 +289,7 @@ class Attempt:
             inside = (*self.participants, *attesters)
             outside = [p for p in self.view.replicas if p not in inside]
             wanting = outside + (list(self.participants) if dead or stalled or self.misses else [])
-            able = [p for p in wanting if p in alive and p not in unsynced]
+            able = [peer for peer in wanting if peer in usable]
             self._repair(now_s, able, holders, links)
             return None
         if dead:
@@ -357,7 +357,7 @@ class Attempt:
         is_clear = bool(cover) and self.is_named_by_two(cover, self.misses)
         if not own and not is_clear and waited_s >= self.timing.repair_s / 2:
             self.broken = self._paths_to_avoid(links)
-        if paths and not (patient or cover):
+        if paths and not patient:
             self.broken |= paths
         if self.broken:
             self._note_retry(f"data links are broken: {_shown(self.broken)}")
@@ -632,11 +632,10 @@ class AttemptCleanup:
     def participants(self, alive: Collection[bytes], *, excluding: bool) -> tuple[bytes, ...]:
         """Return the participants of the next attempt.
 
-        ``excluding``: without those whom the others waited for, unless nobody would be left.
+        ``excluding``: without those whom the others waited for.
         """
         cover = self.attempt.cover(self._late(alive)) if excluding else set[bytes]()
-        staying = tuple(p for p in self._participants if p in alive and p not in cover)
-        return staying or tuple(p for p in self._participants if p in alive)
+        return tuple(p for p in self._participants if p in alive and p not in cover)
 
     def is_clear(self, alive: Collection[bytes]) -> bool:
         """Return whether one peer alone explains the stall, and two living others say so."""

@@ -166,7 +166,7 @@ class Bootstrap:
             able = here.phase is Phase.OUT and not self._joining.renewing
             return able and here.me.peer in config.voters and here.me.role != ARCHIVE
         later = config.lineage == mine.lineage and config.number > mine.number
-        return later or (bool(mine.lineage) and mine.lineage in config.ancestors)
+        return later or mine.lineage in config.ancestors
 
     def _adopt(self, config: BootstrapConfig) -> None:
         here, count = self._here, len(config.voters)

@@ -168,8 +168,6 @@ class Coordinator:
         attempt = self.attempts.get(ready.round)
         if attempt is not None and ready.round == self._own.round + 1:
             attempt.on_ready(source, ready)
-            if ready.life < self.roster.life(source):  # it has come late
-                attempt.lost_memory(source)
 
     def on_miss(self, source: bytes, miss: Miss) -> None:
         attempt = self.attempts.get(miss.round)
@@ -315,7 +313,7 @@ class Coordinator:
         if attempt.misses and not attempt.audited:
             attempt.able = self._able(attempt.begin, usable)
         attempt.silence = self.roster.silence(attempt.begin.exchange, now_s)
-        participants = attempt.step(now_s, usable, given_up, moved_bytes, links)
+        participants = attempt.step(now_s, usable, moved_bytes, links)
         if participants is not None:
             self._end_attempt(attempt, participants, usable, now_s)
         return False
@@ -463,9 +461,7 @@ class Coordinator:
         self.eligibility.flaky_peers.completed(begin.participants)
         self.offers.clear()
         chain = chain_after(self._own.chain, begin.round, begin.fragment, root)
-        own = self._own
-        is_step = begin.operation is None or own.known != (own.round, own.chain)
-        unchanged = 0 if is_step else own.unchanged + 1
+        unchanged = 0 if begin.operation is None else self._own.unchanged + 1
         tag = (*self._tag(), begin.round, begin.attempt, chain)
         commit = self._sign(Commit(*tag, unchanged=unchanged))
         self.last_commit = commit
@@ -720,15 +716,14 @@ class Comparison:
         largest = max(map(len, groups.values()), default=0)
         silent = roster.undigested(alive, own.round) - {self._me}
         if 2 * largest <= len(digests) + len(silent):
-            if len(groups) > 1 and not silent and not self.halted:
+            if not silent and not self.halted:
                 self._halt(_shown(own.round, groups, " without a majority"))
             return
         if self.halted:
             self.halted = ""
             text = f"state after round {own.round}: a majority agrees now, the run goes on"
             self._emit(Note("agreed", text))
-        if len(groups) > 1:
-            self._resync(own.round, groups, roster)
+        self._resync(own.round, groups, roster)
 
     def _halt(self, why: str) -> None:
         self.halted = f"{why}; no more rounds until one of them leaves or a majority agrees"

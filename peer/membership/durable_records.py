@@ -45,7 +45,6 @@ from atoll.peer.membership.messages import (
     Notice,
     Promise,
     Proof,
-    Ready,
     Repair,
     Resync,
     Run,
@@ -194,13 +193,13 @@ Record = (
 ReplayStep = ReadyRecord | OperationsRecord
 
 # Before a message of this kind leaves, whatever records of these kinds were to be synced are. READY
-# leaves in two more ways, heartbeats and reports: member.py says it nowhere before it is synced.
-# Orders of a coordinator wait for its view. The first message of a life waits for the number of
-# that life, which the home writes (Home).
+# is not here: member.py says it as a vote, in messages, heartbeats and reports, only when its record
+# is synced; that of an operation, which no disk keeps, waits for no other record. Orders of a
+# coordinator wait for its view. The first message of a life waits for the number of that life, which
+# the home writes (Home).
 SYNCED_FIRST: Mapping[type, tuple[type, ...]] = {
     Promise: (PromiseRecord, AcceptedRecord),
     Accepted: (AcceptedRecord,),
-    Ready: (ReadyRecord,),
     BootstrapHello: (IncarnationRecord,),
     Join: (IncarnationRecord,),
     Accept: (ViewRecord,),
@@ -355,7 +354,7 @@ def recovered(
     checkpoint, replay = max(ways, key=lambda way: (_end(*way)[0], way[0][0]))
     state = _end(checkpoint, replay) if holds_state else known
     view = ledger.view
-    ready = tuple(head for number, head in sorted(ledger.ready.items()) if number > known[0])
+    ready = tuple(head for _, head in sorted(ledger.ready.items()))
     lacking = (h for h in ready if h.begin is not None and not _is_stored(h, stored))
     return Recovered(
         position,

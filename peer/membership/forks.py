@@ -69,7 +69,7 @@ class Forks:
             return
         self._next_s = here.now_s + here.timing.meet_s
         for peer, address in self._strangers.items():
-            if peer not in here.linked and peer != here.me.peer:
+            if peer not in here.linked:
                 here.emit(Connect(peer, address))
         if lead is None or not lead.hears_quorum(here.now_s) or self._own.is_behind:
             return

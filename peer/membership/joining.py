@@ -112,17 +112,19 @@ class Joining:
         known, own = self.view, self._own
         if known is not None and target.decided is not None and follows(known, target.decided):
             return None  # a late word of a former coordinator
-        other = known is not None and target.lineage != known.lineage
-        if other and self.is_followed and self.tag[0] != target.lineage:
-            decided = target.decided
-            if decided is None or (known is not None and known.lineage not in decided.ancestors):
-                return None  # two lineages live: one at a time
-        if target.decided is not None:
-            self.view = target.decided
-            self._connect(target.decided)
-        view = self.view
+        if (
+            known is not None
+            and target.lineage != known.lineage
+            and self.is_followed
+            and known.lineage not in (target.decided or known).ancestors
+        ):
+            return None  # two lineages live: one at a time
+        view = target.decided or known
         if view is None or (view.lineage, view.number) != (target.lineage, target.view):
             return None  # it sends the view until our heartbeat shows that we know it
+        if target.decided is not None:
+            self.view = view
+            self._connect(view)
         self.announcer, self.tag = source, (target.lineage, target.view)
         self._heard_of(source)
         if (own.round, own.chain) != (target.round, target.chain):

@@ -83,8 +83,6 @@ class Layout:
 
         Each pair is in ascending order.
         """
-        if self.is_pairwise:
-            return bool(pairs)
         owners = [n for n, share in enumerate(self.shares) if share]
         return (self.routes() or star(len(self.shares))).crosses(pairs, owners)
 

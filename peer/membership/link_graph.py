@@ -269,7 +269,7 @@ class BrokenPaths:
 
         A pair is forgotten when it has been well for as long as it was apart.
         """
-        if not self._found and not self.pairs:
+        if not self._found:
             return False  # as nearly always
         self._found = {
             pair: broken

@@ -553,7 +553,7 @@ class MemberState:
         A witness only moves to the position. ``unchanged``: so many rounds, up to this one, have
         changed no state.
         """
-        if round_number <= self.round or self.is_behind:
+        if self.is_behind:
             return
         path = self._path_to(round_number, chain)
         if path is not None:
@@ -591,8 +591,7 @@ class MemberState:
         self.previous = (self.round, self.chain)
         self._note_operation(begin, *self.previous)
         if not held.changes_state:
-            before = self.unchanged if self.previous == self.known else 0
-            unchanged = max(unchanged, before + 1)
+            unchanged = max(unchanged, self.unchanged + 1)
         self._stands_at(run.round, chain, unchanged)
         self._last_of[run.fragment] = run.round
         self.offer = b""
@@ -643,8 +642,8 @@ class MemberState:
         self.drop_passed(round_number)
         self.previous = (self.round, self.chain) if round_number == self.round + 1 else (0, b"")
         self._operations.clear()
+        self.unsynced = self.suspect = self.diverged = False
         self._stands_at(round_number, chain, unchanged)
-        self.unsynced = False
 
     @property
     def position(self) -> tuple[int, bytes]:
@@ -700,10 +699,9 @@ class MemberState:
             self._apply(held)
         self.completed = CompletedRounds(view)
         if base != self.known:  # what the view takes back was not committed, or is given up
-            taken_back = self.known[0] - base[0] if self.known[0] > base[0] else self.unchanged
-            self.known, self.unchanged = base, max(0, self.unchanged - taken_back)
+            self.known, self.unchanged = base, self._unchanged_at(base)
         self.drop_attempts()
-        if not self.chain and self.round == 0:
+        if not self.chain:
             self.chain = genesis_chain(view.lineage)
         if (self.round, self.chain) == base:
             return
@@ -716,6 +714,19 @@ class MemberState:
             if not self.unsynced:
                 self.fell_behind(f"missed round {view.base_round}, downloading it")
 
+    def _unchanged_at(self, base: tuple[int, bytes]) -> int:
+        """Return how many rounds, up to a view's base, are known to have changed no state.
+
+        A base of another history may lie behind steps that this peer has never heard of.
+        """
+        if base not in self._operations_began():
+            return 0
+        return max(0, self.unchanged - (self.known[0] - base[0]))
+
+    def _operations_began(self) -> list[tuple[int, bytes]]:
+        """Return the positions from which only operations have led here."""
+        return [(before, chain) for before, chain, _ in self._operations]
+
     def _take_back(
         self, round_number: int, chain: bytes, restarted: tuple[bytes, ...] = ()
     ) -> bool:
@@ -725,8 +736,7 @@ class MemberState:
         others may not have: its next call says so.
         """
         taken = [what for before, _, what in self._operations if before >= round_number]
-        places = [(before, at) for before, at, _ in self._operations]
-        if (round_number, chain) not in places:
+        if (round_number, chain) not in self._operations_began():
             return False
         for _ in taken:
             self._operations.pop()
@@ -785,7 +795,7 @@ class MemberState:
     @property
     def holds(self) -> bool:
         """Return whether the state after ``round`` is here, and not in doubt."""
-        return self.is_replica and not self.suspect and not self.diverged
+        return self.is_replica and not self.suspect
 
     def standing(self) -> tuple[int, bytes, bool]:
         """Return the position that a report names, and whether its state is here."""

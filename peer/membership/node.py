@@ -111,7 +111,7 @@ class Node:
         self._views_told: dict[bytes, tuple[tuple[bytes, int], float]] = {}
         self._beats = HeardBeats()
         self._is_news = True  # what the present event may have changed is to be acted on now
-        self._deadline_s: float | None = 0.0  # when we want to be called again
+        self._deadline_s = 0.0  # when we want to be called again
         self._refused_begin: tuple[bytes, int, int] | None = None
 
     # ------------------------------------------------------------ the contract
@@ -125,13 +125,12 @@ class Node:
             self._discount_own_pause()
             if self._recovered is not None:
                 self._recover(self._recovered)
-            self._is_news = self._deadline_s is None or here.now_s >= self._deadline_s
-            self._is_news |= not isinstance(event, ev.Received)
+            self._is_news = here.now_s >= self._deadline_s or not isinstance(event, ev.Received)
             _EVENTS[type(event)](self, event)
-            if self._is_news or here.to_self:
+            if self._is_news:
                 self._settle()
                 self._deadline_s = self._next_deadline_s()
-            elif self._deadline_s is not None:
+            else:
                 self._deadline_s = min(self._deadline_s, here.now_s + here.timing.step_s)
         return here.take_effects()
 
@@ -140,12 +139,10 @@ class Node:
 
         None when there is nothing to wait for.
         """
-        return self._deadline_s
+        return None if self._here.phase is Phase.LEFT else self._deadline_s
 
-    def _next_deadline_s(self) -> float | None:
+    def _next_deadline_s(self) -> float:
         here, lead, election = self._here, self.coordinator, self.election
-        if here.phase is Phase.LEFT:
-            return None
         if (lead is not None and lead.busy) or (election is not None and election.busy):
             return here.now_s + here.timing.step_s
         return min(self.heartbeats.next_s, here.now_s + here.timing.heartbeat_s)
@@ -472,7 +469,7 @@ class Node:
         self._go(Trigger.LED if leads else Trigger.FOLLOWED)
         here.emit(ev.Note("view", decided.describe(), fields={"view": decided.number}))
         here.emit(ev.Installed(decided))
-        self.follower.on_install(decided, here.restarted_after(decided.base_round))
+        self.follower.on_install(decided, here.restarted_after(decided))
         here.emit(ev.Persist(ViewRecord(decided, proof), synced=leads))
         self.syncing.aim(decided.base_round, decided.base_chain, decided, anew=True)
         self.forks.on_install(old, decided, reached)
@@ -867,11 +864,8 @@ class Node:
             self._on_decision(*decision)
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:
-        member = self._here.view.member(source) if self._here.view else None
         lead = self.coordinator
-        if lead is None or member is None or member.inc != leave.inc:
-            return
-        if leave.life >= lead.roster.life(source):  # else it has been started again since
+        if lead is not None and leave.life >= lead.roster.life(source):  # else: started again since
             lead.admission.leaving.add(source)
 
     def _on_heartbeat(self, source: bytes, beat: ms.Heartbeat) -> None:
@@ -889,9 +883,10 @@ class Node:
             lead.on_heartbeat(source, beat, here.now_s)
 
     def _on_ready(self, source: bytes, ready: ms.Ready) -> None:
-        """Count a READY; that of a new process only when its heartbeat has shown what it knows."""
-        if self.coordinator is not None and ready.life <= self.coordinator.roster.life(source):
-            self.coordinator.on_ready(source, ready)
+        """Count a READY of the process that a heartbeat has shown; others say theirs in one."""
+        lead = self.coordinator
+        if lead is not None and ready.life == lead.roster.life(source):
+            lead.on_ready(source, ready)
 
     def _tell_lead(self, act: Callable[[Coordinator], object]) -> None:
         if self.coordinator is not None:
@@ -939,7 +934,7 @@ class Node:
         the first view may need us.
         """
         view, found = self._here.view, redirect.decided
-        is_late = view is not None and view.number == 0 and found.lineage != view.lineage
+        is_late = view is not None and view.number == 0
         is_of_us = view is not None and view.lineage in found.ancestors
         if is_late and is_of_us and self._here.me in found.members:
             return

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from atoll.peer.membership.durable_records import SYNCED_FIRST, Record
 from atoll.peer.membership.events import Persist, Send
-from atoll.peer.membership.messages import Ready
 
 # Messages that wait for a disk that hangs. All are repeated, so that the oldest may be dropped.
 WAITING_MAX = 4096
@@ -48,10 +47,9 @@ class Outbox:
         """Return whether a message has to wait; then it is kept here until it need not."""
         if not self._last:
             return False  # nothing was written that has to be synced
-        message = effect.message
-        kinds = SYNCED_FIRST.get(type(message), ())
+        kinds = SYNCED_FIRST.get(type(effect.message), ())
         needed = max((self._last.get(kind, 0) for kind in kinds), default=0)
-        if needed <= self.durable or (isinstance(message, Ready) and message.pending):
+        if needed <= self.durable:
             return False
         self._waiting.append((needed, effect))
         if len(self._waiting) > WAITING_MAX:

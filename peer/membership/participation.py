@@ -402,7 +402,7 @@ class Eligibility:
 
     def _helpers(self, kind: str) -> tuple[bytes, ...]:
         """Return the witnesses that may own parts of such a round (witness_owners.py)."""
-        if kind == GATHER or (kind == STEP and self.terms.no_witness_owns):
+        if kind == STEP and self.terms.no_witness_owns:
             return ()
         return self.witnesses
 
@@ -415,7 +415,9 @@ class Eligibility:
         links, may_own = self._roster.links, self.owners(chosen, kind)
         relays_do = len(chosen) < CHEAPER_FROM
         able = [*compress(chosen, may_own)]
-        if len(chosen) < 2 or any(links.reaches(p, chosen, directly=not relays_do) for p in able):
+        if kind == GATHER or len(chosen) < 2:
+            return None
+        if any(links.reaches(p, chosen, directly=not relays_do) for p in able):
             return None
         found = [p for p in self._helpers(kind) if links.reaches(p, chosen)]
         if not found:
@@ -460,7 +462,7 @@ class Eligibility:
         If not, it is held, and people are told who of those who are ``present`` has a trainer.
         """
         count = trainers_needed(self._view, self.terms)
-        if len(here) >= count or count == 1:  # without any there is nothing to begin
+        if count == 1 or len(here) >= count:  # without any there is nothing to begin
             return True
         attached = self._roster.trainers(present)
         names, few = _names(attached), count - len(attached)
@@ -707,15 +709,13 @@ def opening(
     if before is not None:
         without = {*before.without, *before.participants}.difference(chosen)
         kept = keep_objects(before.blob, before.participants, chosen) if kind == GATHER else b""
-        there = tuple(peer for peer in before.aside if peer in roster.view.peers)
-        return RoundKind(before.operation, kept, tuple(sorted(without)), there)
+        return RoundKind(before.operation, kept, tuple(sorted(without)), before.aside)
     given = [roster.given(peer) for peer in chosen]
     operation = None if kind == STEP else roster.heartbeats[chosen[0]].operation
-    others = tuple(sorted(set(left_out).difference(chosen)))
-    aside = [p for p in others if (b := roster.heartbeats.get(p)) and b.arrived]
+    beats, others = roster.heartbeats, tuple(sorted(set(left_out).difference(chosen)))
     return RoundKind(
         operation,
         pack_objects(given) if kind == GATHER else b"",
         others,
-        tuple(p for p in aside if roster.heartbeats[p].operation != operation),
+        tuple(p for p in others if beats[p].arrived and beats[p].operation != operation),
     )

@@ -78,8 +78,7 @@ class Roster:
         lives = [*zip(begin.participants, begin.lives, strict=False)]
         if begin.owners is not None:
             lives += zip(begin.owners.peers, begin.owners.lives, strict=True)
-        beats = self.heartbeats
-        return {p for p, life in lives if (beats[p].life if p in beats else 0) != life}
+        return {peer for peer, life in lives if self.life(peer) != life}
 
     def refused(self, peer: bytes) -> None:
         if self.view.member(peer) is not None:
@@ -174,8 +173,7 @@ class Roster:
 
     def outbound(self) -> set[bytes]:
         """Return who says that it can only dial out."""
-        beats = self.heartbeats
-        return {p for p in self._unalike if (beat := beats.get(p)) is not None and beat.outbound}
+        return {peer for peer in self._unalike if self.heartbeats[peer].outbound}
 
     def break_paths(self, pairs: Collection[Pair], now_s: float, *, is_stall: bool = True) -> float:
         """Count these pairs as without a link for a while; return for how long."""

@@ -64,7 +64,7 @@ class Signatures:
 
     def signed_position(self, told: Remembered) -> Remembered:
         """Return what we say of our own ledger, with our signature."""
-        if self._signer is None or told.position == 0:
+        if self._signer is None:
             return told
         known = self._position
         if known is None or replace(known, sig=b"") != told:

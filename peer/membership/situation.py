@@ -99,10 +99,9 @@ class Situation:
             self.restarts[peer] = own_round
         self.lives[peer] = max(life, self.lives.get(peer, life))
 
-    def restarted_after(self, round_number: int) -> tuple[bytes, ...]:
-        """Return the members that were started again while this peer was beyond a round."""
-        members = self.view.peers if self.view is not None else ()
-        return tuple(peer for peer in members if self.restarts.get(peer, -1) > round_number)
+    def restarted_after(self, view: View) -> tuple[bytes, ...]:
+        """Return the members that were started again while this peer was beyond a view's base."""
+        return tuple(p for p in view.peers if self.restarts.get(p, -1) > view.base_round)
 
     def lag_s(self) -> float:
         """Return how late this peer's event loop was lately, as it announces it."""

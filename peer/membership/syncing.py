@@ -73,7 +73,6 @@ class StateSync:
             self._foreign &= here.view is None
             return
         if self._target[0] == 0 or not own.is_replica:  # nothing to load
-            own.suspect = own.diverged = False
             own.move_to(*self._target)
             return
         lead = view.member(view.coordinator)
@@ -94,7 +93,7 @@ class StateSync:
 
     def on_caught_up(self, event: CaughtUp) -> None:
         own = self._own
-        if not own.unsynced or self._asked is None:
+        if not own.unsynced:
             return  # the outcome of an older order
         self._failures = 0
         steps = event.round - own.round
@@ -105,8 +104,7 @@ class StateSync:
             own.unsynced = own.diverged = self._foreign = False
             self._asked = None
         own.caught_up(event.round, event.chain)
-        if event.digest:  # of a state: a witness has none, and no say about others'
-            own.digest, own.digest_round = event.digest, event.round
+        own.digest, own.digest_round = event.digest, event.round
         own.suspect = False
         if stale:
             own.reload()

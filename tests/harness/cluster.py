@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.timing import Timing
@@ -13,6 +14,17 @@ from harness.world import DIAL_AGAIN_S, LINEAGE, World, brief, peer_id
 __all__ = ["LINEAGE", "Cluster", "Host", "peer_id", "short"]
 
 STEPS_MAX = 200_000  # a scenario that needs more does not end
+
+
+class Perturbation(Protocol):
+    """What makes clusters differ from what their script says, where that is wanted."""
+
+    def begins(self, cluster: Cluster) -> None: ...
+
+    def factor(self, source: bytes, target: bytes) -> float: ...
+
+
+perturbed: Perturbation | None = None  # for seeds that begin as a test does
 
 
 class Cluster(World):
@@ -29,6 +41,8 @@ class Cluster(World):
         self.hold: Callable[[bytes, bytes, object], bool] = lambda source, peer, message: False
         self.copies: Callable[[object], int] = lambda message: 1
         self.late_s: Callable[[object], float] = lambda message: 0.0
+        if perturbed is not None:
+            perturbed.begins(self)
         for name in names:
             self.add(name)
 
@@ -128,7 +142,8 @@ class Cluster(World):
             return
         self.log("{}->{} {}", host.name, target.name, brief(message))
         for _ in range(self.copies(message)):
-            delay_s = self.delay_s + self.late_s(message)
+            factor = 1.0 if perturbed is None else perturbed.factor(source, peer)
+            delay_s = self.delay_s * factor + self.late_s(message)
             self.after(delay_s, lambda: self.deliver(target, ev.Received(source, message)))
 
     def dial(self, host: Host, peer: bytes) -> None:

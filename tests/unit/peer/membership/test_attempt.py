@@ -55,11 +55,10 @@ class Round:
         self,
         now_s: float,
         dead: tuple[bytes, ...] = (),
-        unsynced: tuple[bytes, ...] = (),
         progress_bytes: int = 0,
     ) -> tuple[bytes, ...] | None:
         alive = [p for p in EVERYONE if p not in dead]
-        return self.attempt.step(now_s, alive, unsynced, progress_bytes, self.links)
+        return self.attempt.step(now_s, alive, progress_bytes, self.links)
 
     def committed(self, dead: tuple[bytes, ...] = (), unsynced: tuple[bytes, ...] = ()) -> bytes:
         return self.attempt.committable(1.0, [p for p in EVERYONE if p not in dead], unsynced)

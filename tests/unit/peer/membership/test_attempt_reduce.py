@@ -107,7 +107,7 @@ def test_what_attesters_say_is_no_copy() -> None:
 def test_nobody_else_is_told_to_fetch_it() -> None:
     round_ = Round(A, B)
     round_.ready(A)
-    step = round_.attempt.step(0.5, [A, C, D, E], (), 0, LinkGraph())  # B has died; A holds it
+    step = round_.attempt.step(0.5, [A, C, D, E], 0, LinkGraph())  # B has died; A holds it
     assert step is None
     assert not [e for e in round_.sent if isinstance(e, Send) and isinstance(e.message, Repair)]
 

@@ -222,7 +222,7 @@ def test_operations_become_one_record_unless_a_checkpoint_may_be_between_them(
 
 def test_the_table_names_messages_and_records() -> None:
     kinds = {kind for first in SYNCED_FIRST.values() for kind in first}
-    assert kinds <= {IncarnationRecord, ViewRecord, PromiseRecord, AcceptedRecord, ReadyRecord}
+    assert kinds <= {IncarnationRecord, ViewRecord, PromiseRecord, AcceptedRecord}
 
 
 def test_compaction_keeps_promises_votes_and_rounds_that_no_checkpoint_has() -> None:

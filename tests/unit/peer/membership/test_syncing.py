@@ -71,10 +71,13 @@ def test_only_the_latest_target_makes_it_synced() -> None:
     assert (bench.own.round, bench.own.unsynced) == (10, False)
 
 
-def test_nothing_that_was_not_asked_for_counts() -> None:
+def test_who_is_synced_hears_no_outcome_of_an_older_order() -> None:
     bench = Bench()
+    bench.step()
     bench.caught_up(9)
-    assert (bench.own.round, bench.own.unsynced) == (5, True)
+    bench.caught_up(7)
+    bench.syncing.on_failed("no donor")
+    assert (bench.own.round, bench.own.unsynced) == (9, False)
 
 
 def test_after_a_failure_it_asks_again_after_a_pause() -> None:
