@@ -193,10 +193,10 @@ Record = (
 ReplayStep = ReadyRecord | OperationsRecord
 
 # Before a message of this kind leaves, whatever records of these kinds were to be synced are. READY
-# is not here: member.py says it as a vote, in messages, heartbeats and reports, only when its record
-# is synced; that of an operation, which no disk keeps, waits for no other record. Orders of a
-# coordinator wait for its view. The first message of a life waits for the number of that life, which
-# the home writes (Home).
+# is not here: member.py says it as a vote, in messages, heartbeats and reports, when its record is
+# synced, and that of an operation, which no disk keeps, waits for no other record. Orders of a
+# coordinator wait for its view. The first message of a life waits for the number of that life,
+# which the home writes (Home).
 SYNCED_FIRST: Mapping[type, tuple[type, ...]] = {
     Promise: (PromiseRecord, AcceptedRecord),
     Accepted: (AcceptedRecord,),
