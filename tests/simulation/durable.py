@@ -15,7 +15,8 @@ import gc
 import random
 import sys
 import traceback
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from harness.disks import Disk
@@ -40,7 +41,15 @@ from simulation.run import (
 )
 from simulation.script import draw_script
 
-__all__ = ["DurableFaults", "draw_durable", "durable_script", "run_durable"]
+__all__ = [
+    "DurableFaults",
+    "Homes",
+    "draw_durable",
+    "draw_homes",
+    "durable_script",
+    "play_durable",
+    "run_durable",
+]
 
 # What a run may meet beside crashes. Who leaves, lies or has bad memory is in other seeds.
 KINDS = {"kill", "off", "failpoint", "pause", "cut", "one_way", "split", "bridge", "isolate"}
@@ -77,6 +86,29 @@ def draw_durable(seed: int) -> Options:
         asks=(),
         outbound="",
         unlinkable=(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Homes:
+    """What the homes of one seed are like."""
+
+    moves: bool  # who is started again listens somewhere else
+    save_every: int  # rounds between two checkpoints
+    read_s: float  # to read a home
+    syncs_s: Mapping[str, float]  # to sync a ledger, by the name of its host
+    votes_only: frozenset[str] = frozenset()  # names of those that have no room for results
+
+
+def draw_homes(seed: int) -> Homes:
+    luck, fate = random.Random(f"homes {seed}"), random.Random(f"rooms {seed}")
+    save_every = luck.choice(SAVE_EVERY)
+    return Homes(
+        moves=random.Random(f"moves {seed}").random() < MOVES_SHARE,
+        save_every=save_every,
+        read_s=random.Random(f"reads {seed}").choice(READS_S),
+        syncs_s={name: luck.choice(SYNCS_S) for name in NAMES},
+        votes_only=frozenset(name for name in NAMES[1:] if fate.random() <= VOTES_ONLY),
     )
 
 
@@ -251,28 +283,45 @@ def _remembers(arena: Arena, peer: bytes, inc: int) -> bool:
 
 
 def run_durable(seed: int, tracing: bool = False, script: list[Fault] | None = None) -> Outcome:
+    options = draw_durable(seed)
+    script = durable_script(options) if script is None else script
+    return play_durable(options, draw_homes(seed), script, tracing)
+
+
+def play_durable(
+    options: Options,
+    homes: Homes,
+    script: list[Fault],
+    tracing: bool = False,
+    arena_of: Callable[[Options], Arena] = Arena,
+    faults_of: Callable[[Arena, list[Fault]], DurableFaults] | None = None,
+) -> Outcome:
+    """Play one seed whose peers have these homes; ``arena_of`` and ``faults_of`` make its world."""
     gc.disable()  # as run_script does
     try:
-        return _carried_out(seed, tracing, script)
+        return _carried_out(options, homes, script, tracing, arena_of, faults_of or DurableFaults)
     finally:
         gc.enable()
 
 
-def _carried_out(seed: int, tracing: bool, script: list[Fault] | None) -> Outcome:
-    options = draw_durable(seed)
-    arena = Arena(options)
-    luck, fate = random.Random(f"homes {seed}"), random.Random(f"rooms {seed}")
-    arena.is_durable, arena.disk_dice = True, random.Random(f"power {seed}")
-    arena.moves = random.Random(f"moves {seed}").random() < MOVES_SHARE
-    arena.save_every = luck.choice(SAVE_EVERY)
-    arena.read_s = random.Random(f"reads {seed}").choice(READS_S)
+def _carried_out(
+    options: Options,
+    homes: Homes,
+    script: list[Fault],
+    tracing: bool,
+    arena_of: Callable[[Options], Arena],
+    faults_of: Callable[[Arena, list[Fault]], DurableFaults],
+) -> Outcome:
+    arena = arena_of(options)
+    arena.is_durable, arena.disk_dice = True, random.Random(f"power {options.seed}")
+    arena.moves, arena.save_every, arena.read_s = homes.moves, homes.save_every, homes.read_s
     for name in NAMES:
-        arena.homes[name] = Disk(luck.choice(SYNCS_S))
-        arena.homes[name].keeps_rounds = name == NAMES[0] or fate.random() > VOTES_ONLY
+        arena.homes[name] = Disk(homes.syncs_s[name])
+        arena.homes[name].keeps_rounds = name not in homes.votes_only
     arena.tracing = tracing
     failure = verdict = ""
     try:
-        verdict = _run(arena, options, durable_script(options) if script is None else script)
+        verdict = _run(arena, options, script, faults_of)
     except AssertionError as error:
         failure = str(error) or "assertion: " + traceback.format_exc(limit=-2)
     except Exception as error:  # the machine itself failed: that is a finding, not a crash
@@ -284,7 +333,7 @@ def _carried_out(seed: int, tracing: bool, script: list[Fault] | None) -> Outcom
     for kind in ("recovered", "amnesia", "restarted", "excluded"):
         seen[kind] = arena.noted[kind]
     return Outcome(
-        seed,
+        options.seed,
         failure,
         verdict,
         arena.committed,
@@ -296,14 +345,22 @@ def _carried_out(seed: int, tracing: bool, script: list[Fault] | None) -> Outcom
     )
 
 
-def _run(arena: Arena, options: Options, script: list[Fault]) -> str:
+def _run(
+    arena: Arena,
+    options: Options,
+    script: list[Fault],
+    faults_of: Callable[[Arena, list[Fault]], DurableFaults],
+) -> str:
     calm = arena.loss, arena.double
     arena.loss = arena.double = 0.0
+    if options.profile == "birth":  # what happens while it forms
+        faults_of(arena, [fault for fault in script if fault.at_s == 0.0])
+        script = [fault for fault in script if fault.at_s > 0.0]
     arena.begin()
     _until(arena, lambda: _has_formed(arena), FORM_S, "the run never formed")
     arena.formed = True
     arena.loss, arena.double = calm
-    faults = DurableFaults(arena, script)
+    faults = faults_of(arena, script)
     arena.run(options.faulty_s)
     faults.heal()
     arena.run(faults.drain_s + DRAIN_S + 5 * options.delay_s)

@@ -60,6 +60,22 @@ def incarnations(cluster: Cluster, names: str = NAMES) -> set[int]:
     return {member.inc for member in view.members}
 
 
+def test_an_operation_waits_for_no_disk_that_still_writes_a_step() -> None:
+    """No disk keeps what it reduces: READY leaves at once, and not with the next heartbeat."""
+    cluster = formed("abc")
+    for host in cluster.living():
+        host.inner_s = 0.01
+    follower = cluster.host("b").node.follower
+    cluster.until(lambda: bool(follower.begins) and not follower.held)
+    cluster.homes["b"].sync_s = 5.0
+    step = follower.round + 1
+    sums = ms.Operation(REDUCE, 1000, "sum", "float32")
+    cluster.call_of = lambda host: sums if host.round >= step else None
+    cluster.until(lambda: cluster.committed >= step)  # two have it on their disks, b has not
+    five_s = cluster.until(lambda: cluster.committed >= step + 5)
+    assert five_s < cluster.timing.heartbeat_s
+
+
 def test_a_coordinator_that_is_back_after_the_removal_time_stays() -> None:
     """It says that it was started again, so it lives, however long it was silent (seed 25)."""
     cluster = formed()

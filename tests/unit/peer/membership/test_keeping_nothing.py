@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from atoll.collectives.chunks import ChunkGrid
 from atoll.optim.run_spec import RunSpec
 from atoll.peer.membership.events import Configured, Effect, FinalChunks
 from atoll.peer.membership.kept_chunks import Kept, pack_kept
@@ -48,6 +51,16 @@ def test_a_member_tells_nothing_that_nobody_may_believe(
     finals = own.on_final_chunks(FinalChunks(4, 1, b"d" * 32, (OTHER,)))
     assert finals is not None
     assert (finals.digests, finals.missing) == (told, (OTHER,))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_work"),
+    [({}, True), ({"aggregate": "trimmed(f=1)"}, False), ({"method": "noloco"}, False)],
+)
+def test_a_witness_may_own_what_are_averages_only(wanted: dict[str, Any], has_work: bool) -> None:
+    terms = terms_of(RunSpec(sync_every=1, **wanted), [ChunkGrid(4096, 1024)])
+    assert (terms.work is not None) is has_work
+    assert terms_of(RunSpec(sync_every=1, **wanted)).work is None
 
 
 def test_a_rule_that_bears_nobody_is_the_mean() -> None:

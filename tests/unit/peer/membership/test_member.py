@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -107,6 +108,21 @@ def test_begin_reduce_ready_commit_apply() -> None:
     bench.took(Apply)
     bench.own.committed(4, chain)  # again
     assert not bench.effects
+
+
+def test_a_base_of_another_history_counts_no_rounds_that_changed_nothing() -> None:
+    """Steps may lead there, of which no later view may say that they have changed nothing."""
+    bench = Bench()
+    own, view = bench.own, View(LINEAGE, 3, (Member(ME, 1), Member(OTHER, 1)), ME, 3, b"3" * 32)
+    own.on_install(view)
+    for number in (4, 5, 6):
+        begin = Begin(LINEAGE, 3, number, 1, REDUCE, (ME,), (1.0,), operation=SUM)
+        own.on_begin(begin)
+        own.on_reduced(number, 1, ROOT)
+        own.committed(number, chain_after(own.chain, number, 0, ROOT), number - 3)
+    assert (own.round, own.unchanged) == (6, 3)
+    own.on_install(replace(view, number=4, base_round=5, base_chain=b"elsewhere".ljust(32)))
+    assert (own.known[0], own.unchanged, own.is_behind) == (5, 0, True)
 
 
 def test_another_trainer_does_not_answer_for_the_one_that_was_asked() -> None:

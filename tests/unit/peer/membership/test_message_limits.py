@@ -89,6 +89,23 @@ def test_extreme_numbers_are_refused_when_they_arrive(cls: type, name: str, boun
             decode(msgpack.packb([kind, values | {name: value}]))
 
 
+@pytest.mark.parametrize(
+    ("peers", "lives"),
+    [((b"b" * 32, b"a" * 32), (0, 0)), ((b"a" * 32,), ()), ((b"a" * 32,) * 2, (0, 0))],
+)
+def test_owners_are_named_once_in_order_with_a_life_each(
+    peers: tuple[bytes, ...], lives: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="owners are named"):
+        Owners(peers, lives)
+
+
+def test_an_owner_beside_the_participants_is_none_of_them() -> None:
+    begin = example(ms.Begin)
+    with pytest.raises(ValueError, match="no participant"):
+        replace(begin, owners=Owners(begin.participants[:1], (0,)))
+
+
 @pytest.mark.parametrize("name", ["chain", "digest", "root", "base_chain", "lineage"])
 def test_a_digest_cannot_blow_up_what_is_made_of_it(name: str) -> None:
     found = [(cls, bounds) for cls, field, bounds in bounded_fields(bytes) if field == name]

@@ -14,9 +14,11 @@ from atoll.peer.membership.admission import DROPPED_MAX, JOINERS_MAX
 from atoll.peer.membership.coordinator import OFFERS_MAX, Coordinator
 from atoll.peer.membership.forks import STRANGERS_MAX
 from atoll.peer.membership.member import MemberState
+from atoll.peer.membership.participation import wrong_owners
 from atoll.peer.membership.roster import Roster
 from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import Ballot, Member, View
+from atoll.peer.membership.witness_owners import Owners
 
 MANY = 2000
 STRANGER = peer_id("stranger")
@@ -222,3 +224,24 @@ def test_who_is_no_member_any_more_is_forgotten() -> None:
         assert not cluster.host("a").node.refused
         cluster.restart("c")
         cluster.until(lambda: cluster.in_one_view("abc"), limit_s=5.0)
+
+
+# ---------------------------------------------------------------- a coordinator that lies
+
+
+def test_a_witness_is_told_of_no_state_that_it_should_load() -> None:
+    effects: list[ev.Effect] = []
+    own = MemberState(Member(peer_id("w"), 1, "witness"), effects.append)
+    own.round, own.chain = 3, b"3" * 32
+    assert not own.on_resync()
+    assert not own.unsynced
+
+
+def test_owners_who_are_no_witnesses_of_the_view_are_refused() -> None:
+    _, host, view = formed()
+    member = view.replicas[0]
+    others = tuple(peer for peer in view.replicas if peer != member)
+    begin = ms.Begin(view.lineage, view.number, 9, 1, ms.STEP, others, (1.0,) * len(others))
+    for owner in (member, STRANGER):
+        wrong = replace(begin, owners=Owners((owner,), (0,)))
+        assert "nor is a witness" in wrong_owners(wrong, view, host.node.follower.terms)

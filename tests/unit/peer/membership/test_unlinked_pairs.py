@@ -326,6 +326,25 @@ def test_who_has_no_link_to_the_coordinator_can_join() -> None:
     assert cluster.host("a").node.view == view
 
 
+def test_a_joiner_that_was_dropped_here_and_has_no_way_any_more_is_a_caller() -> None:
+    """d was a joiner of a, downloaded nothing, and lost its link: it is not known here for ever."""
+    timing = replace(Timing(), cut_off_s=3.0, joiner_stall_s=1.5)
+    cluster = running("abc", "", timing=timing)
+    cluster.run(timing.cut_off_s)
+    cluster.stuck = lambda host, donor: host.name == "d"
+    cluster.add("d")
+    for member in "abc":
+        cluster.link(member, "d")
+    dropped = cluster.host("a").notes.count("join")
+    cluster.until(lambda: cluster.host("a").notes.count("join") > dropped + 1, 10.0)
+    cluster.unlinkable.add(frozenset(map(peer_id, "ad")))
+    for one, other in ("ad", "da"):
+        cluster.give(one, ev.LinkDown(peer_id(other), "reset"))
+    cluster.stuck = lambda host, donor: False
+    cluster.until(lambda: cluster.in_one_view("abcd"), 10 * timing.cut_off_s)
+    assert lead_of(cluster) in "bc"
+
+
 def test_calls_elsewhere_move_a_new_coordinator_after_a_while_only() -> None:
     """d can reach one member at a time and calls there: the view must not follow it about."""
     timing = replace(Timing(), cut_off_s=3.0, callers_s=12.0)
