@@ -6,6 +6,7 @@ does. A change that no longer fits its source is an error: then the mutant must 
 
     python -m simulation.mutants NAME A..B     # seeds with that fault planted
     python -m simulation.mutants NAME --durable A..B   # ... of runs with durable homes
+    python -m simulation.mutants NAME --directed A..B  # ... that begin as a directed test
     python -m simulation.mutants NAME --test   # its directed test
 """
 
@@ -45,22 +46,22 @@ def plant(name: str) -> None:
 # ---------------------------------------------------------------- the gate
 
 
-def first_failure(name: str, first: int, end: int, *, durable: bool = False) -> str:
+def first_failure(name: str, first: int, end: int, *, kind: str = "") -> str:
     """In processes of their own: "SEED INVARIANT" of the first seed that fails with the fault
     planted and does not without it, or nothing."""
     while first < end:
-        found = _first_of(name, first, end, durable=durable)
+        found = _first_of(name, first, end, kind)
         if not found:
             return ""
         seed = int(found.split()[0])
-        if not _first_of("", seed, seed + 1, durable=durable):
+        if not _first_of("", seed, seed + 1, kind):
             return found
         first = seed + 1
     return ""
 
 
-def _first_of(name: str, first: int, end: int, *, durable: bool) -> str:
-    how = ["--durable"] if durable else []
+def _first_of(name: str, first: int, end: int, kind: str) -> str:
+    how = [f"--{kind}"] if kind else []
     done = subprocess.run(
         [sys.executable, "-m", "simulation.mutants", name, *how, f"{first}..{end}"],
         capture_output=True,
@@ -83,15 +84,15 @@ def caught(mutant: Mutant) -> tuple[Mutant, str]:
         )
         assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
         return mutant, f"test {mutant.test}" if done.returncode == 1 else ""
-    durable = mutant in DURABLE
-    what = "durable seed" if durable else "seed"
+    kind = "durable" if mutant in DURABLE else ""
+    what = f"{kind} seed".strip()
     if mutant.seed is not None:
-        found = first_failure(mutant.name, mutant.seed, mutant.seed + 1, durable=durable)
+        found = first_failure(mutant.name, mutant.seed, mutant.seed + 1, kind=kind)
         if found:
             return mutant, f"{what} {found}"
     first = 0
     for end in STEPS:  # the cheap ones are found soon
-        found = first_failure(mutant.name, first, end, durable=durable)
+        found = first_failure(mutant.name, first, end, kind=kind)
         if found:
             return mutant, f"{what} {found}"
         first = end
@@ -118,10 +119,12 @@ def _main() -> int:
         test = next(m.test for m in ALL if m.name == name)
         how = ["-q", "-x", "-p", "no:cacheprovider", f"--timeout={TEST_S:.0f}"]
         return int(pytest.main([*how, str(TESTS / test)]))
+    from simulation.directed import run_directed
     from simulation.durable import run_durable
     from simulation.run import run_seed
 
-    run = run_durable if "--durable" in sys.argv else run_seed
+    kinds = {"--durable": run_durable, "--directed": run_directed}
+    run = kinds.get(sys.argv[2], run_seed)
     first, end = map(int, what.split(".."))
     for seed in range(first, end):
         outcome = run(seed)

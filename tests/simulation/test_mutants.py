@@ -27,6 +27,11 @@ def test_a_cheap_mutant_is_caught(name: str) -> None:
     assert first_failure(name, 0, CHEAP_SEEDS)
 
 
+def test_a_seed_that_begins_as_a_directed_test_fails_with_a_fault() -> None:
+    """What the test itself expects is not looked at; what every seed checks is."""
+    assert "COMMIT" in first_failure("commit before quorum", 0, 3, kind="directed")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mutant", [m for m in ALL if m.test or m.seed is not None], ids=lambda mutant: mutant.name
