@@ -8,6 +8,7 @@ import secrets
 import select
 import socket
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,14 @@ PROGRESS_S = 10.0  # a wait longer than this says who is missing
 
 
 class IpcClient:
-    """Send numbered commands and take their answers; keep what was not asked for as events."""
+    """Send numbered commands and take their answers; keep what was not asked for as events.
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], home: Path) -> None:
+    One that nobody closes is closed as it is collected, its socket before its context: in any
+    other order the process would wait for ever for the socket, as when a trainer ends by the error
+    that says that its daemon has died.
+    """
+
+    def __init__(self, home: Path) -> None:
         self.home = home
         path = socket_path(home, COMMANDS)
         if not answers(socket_path(home, LIFELINE)):
@@ -43,7 +49,9 @@ class IpcClient:
             )
         # zmq reserves ids that begin with zero.
         self.identity = b"\1" + secrets.token_bytes(CLIENT_ID_BYTES - 1)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = context.socket(zmq.DEALER)
+        self._closing = weakref.finalize(self, _close, self.socket, context)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.IDENTITY, self.identity)
         self.socket.connect(f"ipc://{path}")
@@ -98,14 +106,18 @@ class IpcClient:
                     self.events.append((kind, value))
 
     def close(self) -> None:
-        self.socket.close()
+        self._closing()
+
+
+def _close(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    socket.close()
+    context.term()
 
 
 def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
     """Return the daemon's answer to one command, without a session: for the command line."""
-    with zmq.Context() as context:
-        with contextlib.closing(IpcClient(context, default_home(home))) as dealer:
-            return dealer.ask(command, arguments)
+    with contextlib.closing(IpcClient(default_home(home))) as dealer:
+        return dealer.ask(command, arguments)
 
 
 def answers(lifeline: Path) -> bool:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import zmq
 from numpy.typing import NDArray
 
 from atoll.collectives.codecs import get_codec
@@ -192,7 +191,6 @@ class TrainerChannel:
         self._pid = os.getpid()
         _OPEN.add(self)
         self._home = home
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._lifeline: socket.socket | None = None
         self._region: Floats | None = None  # of submissions; of encoded ones it is bytes
         self._theta: Floats | None = None  # of the run, shared with the daemon
@@ -488,7 +486,6 @@ class TrainerChannel:
         self._region = self._exchange = self._vector_memory = None
         self._exchanges.clear()
         self._theta = None
-        self._context.term()
 
     # ------------------------------------------------------------ collectives
 
@@ -816,7 +813,7 @@ class TrainerChannel:
         """Connect to a daemon that may just be starting. Raise NoDaemonError where it is late."""
         while True:
             try:
-                return IpcClient(self._context, self._home)
+                return IpcClient(self._home)
             except NoDaemonError:
                 if time.monotonic() > min(by_s, self._ends_by_s):
                     raise

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import zmq
-
 from atoll.collectives.errors import AtollError, NoDaemonError
 from atoll.peer.client.ipc_client import IpcClient, answers
 from atoll.peer.client.supervised import SUPERVISOR_VARIABLE
@@ -261,6 +259,5 @@ def _how(code: int) -> str:
 
 
 def _ask(home: Path, command: str) -> dict[str, Any]:
-    with zmq.Context() as context:
-        with contextlib.closing(IpcClient(context, home)) as dealer:
-            return dealer.ask(command, {}, patience_s=ASK_S) or {}
+    with contextlib.closing(IpcClient(home)) as dealer:
+        return dealer.ask(command, {}, patience_s=ASK_S) or {}
