@@ -248,6 +248,7 @@ class _Ledger:
     frozen: bool = False
     accepted: AcceptedRecord | None = None
     committed: dict[int, bytes] = field(default_factory=dict)  # round -> chain
+    fresh: set[int] = field(default_factory=set)  # rounds of commits heard since the last renewal
     unchanged: dict[Position, int] = field(default_factory=dict)  # rounds up to a commit
     heads: dict[Position, ReadyRecord] = field(default_factory=dict)  # by where they lead to
     skips: dict[Position, OperationsRecord] = field(default_factory=dict)  # ... and come from
@@ -259,6 +260,7 @@ class _Ledger:
                 self.inc, self.view = record.inc, None
                 self._anew()
                 self.ready.clear()
+                self.fresh.clear()
             case ViewRecord():
                 self._enter(record)
             case PromiseRecord() if self._is_of_view(record.lineage, record.view):
@@ -290,14 +292,25 @@ class _Ledger:
         self.ready.clear()
         if view.number == 0:
             return
-        mine = self.committed.get(view.base_round, view.base_chain)
-        kept = self.committed if mine == view.base_chain else {}  # else it is another history
+        kept = self._leads_to(view)
         self.committed = {n: chain for n, chain in kept.items() if n <= view.base_round}
         self.committed[view.base_round] = view.base_chain
+
+    def _leads_to(self, view: View) -> dict[int, bytes]:
+        """Return the known commits that are of the history of a view.
+
+        Where the base is none of them, those from before this peer was renewed may be of a lineage
+        that has given way to this one: how far the two are the same nobody says.
+        """
+        mine = self.committed.get(view.base_round)
+        if mine is not None:
+            return self.committed if mine == view.base_chain else {}
+        return {number: chain for number, chain in self.committed.items() if number in self.fresh}
 
     def _commit(self, record: CommitRecord) -> None:
         """Know a commit. Only a view takes one back: a lower one is on the way to what is known."""
         self.committed[record.round] = record.chain
+        self.fresh.add(record.round)
         self.unchanged[record.round, record.chain] = record.unchanged
         self.ready = {n: ready for n, ready in self.ready.items() if n > self.known[0]}
 
@@ -407,7 +420,6 @@ def compacted(
     ledger = _Ledger()
     for record in records:
         ledger.add(record)
-    kept: list[Record] = [IncarnationRecord(ledger.inc)]
     view, last = ledger.view, ledger.known[0]
     base = view.view.base_round if view is not None else last
     until = last if until is None else until
@@ -422,8 +434,10 @@ def compacted(
         for number, chain in sorted(ledger.committed.items())
         if (number in ends and since <= number <= until) or number in (base, last)
     ]
-    kept += rounds
-    kept += (record for record in committed if record.round <= base)
+    fresh = ledger.fresh if view is None else ledger.committed
+    kept: list[Record] = [record for record in committed if record.round not in fresh]
+    kept += [IncarnationRecord(ledger.inc), *rounds]
+    kept += (r for r in committed if r.round <= base and r.round in fresh)
     if view is not None:
         kept.append(view)  # which voids commits beyond its base: these follow
         kept += (record for record in committed if record.round > base)

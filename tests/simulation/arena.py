@@ -132,6 +132,7 @@ class Arena(World):
         self.configured = options.configured
         self.call_of = self._call_of
         self._calls: dict[tuple[int, str], Call] = {}  # by round, and who is out of step
+        self.out_of_step: set[str] = set()  # names of those that are for a while
         self._carry[ev.Connect] = self._connect
         if options.checkpoints:
             self._carry[ev.Apply] = self._apply_and_save
@@ -149,7 +150,7 @@ class Arena(World):
         if not self.options.calls:
             return None
         share = OUT_OF_STEP_OFTEN if self.options.situation == "calls" else OUT_OF_STEP
-        out_of_step = self.dice.random() < share
+        out_of_step = self.dice.random() < share or host.name in self.out_of_step
         where = (host.round, host.name if out_of_step else "")
         if where not in self._calls:
             self._calls[where] = self._drawn_call(*where)
@@ -276,8 +277,9 @@ class Arena(World):
         if loss.act == "mislead":
             self._mislead(host, loss.for_s)
             return False
-        if loss.act == "doom" and not host.traps:
-            host.traps.append(Trap("Commit", 1, "after", loss.for_s))
+        if loss.act in ("doom", "doom-before") and not host.traps:
+            side = "after" if loss.act == "doom" else "before"
+            host.traps.append(Trap("Commit", 1, side, loss.for_s))
         if loss.act == "cut":
             self.isolate(one, loss.for_s)
         elif self.streams:  # of which nothing is lost, unless the link is

@@ -71,6 +71,7 @@ class Faults:
         arena.unusable = ""
         arena.mutes.clear()
         arena.ballots_later.clear()
+        arena.out_of_step.clear()
         arena.load_s = arena.options.load_s
         self._unstuck()
         arena.loss = arena.double = arena.late = 0.0
@@ -117,11 +118,13 @@ class Faults:
         self._kill(fault, off=True)
 
     def _power(self, fault: Fault) -> None:
-        """Nothing runs any more, anywhere; each comes back in its own time and way, or not."""
+        """Nothing runs any more, anywhere, but who stays; each comes back in its own time and way,
+        or not."""
         arena = self.arena
         if not arena.disks:
             return  # nothing would be left of the run
-        hosts = arena.living()
+        stay = {word.split(":")[0] for word in fault.detail.split() if ":stays:" in word}
+        hosts = [host for host in arena.living() if host.name not in stay]
         for host in hosts:
             host.off = True
             arena.kill(host.name)
@@ -208,16 +211,20 @@ class Faults:
         if not self.left:
             self._undo(replace(fault, lasts_s=LOOK_AGAIN_S), lambda: self._leave_as(fault))
 
-    def _ban(self, fault: Fault) -> None:
+    def _ban(self, fault: Fault, outside: bool = False) -> None:
         """It is found out, and stops when it hears of it, or goes on for as long as it can."""
         arena, (kind, *names) = self.arena, fault.detail.split()
         finders = [peer_id(name) for name in "".join(names)]
         for host in self._hosts(fault):
-            if self._can_die(host) and arena.host(host.name).node.view is not None:
+            if self._can_die(host) and (outside or arena.host(host.name).node.view is not None):
                 arena.seen["banned"] += 1
                 self.left.add(host.name)
                 arena.outlaws.convict(host.peer, finders, stands_alone=kind == "alone")
                 self._undo(fault, partial(self._stop, host.name))
+
+    def _ban_outside(self, fault: Fault) -> None:
+        """The same, also of who is asking to come in."""
+        self._ban(fault, outside=True)
 
     def _stop(self, name: str) -> None:
         """The last that holds anything goes on: nobody is there who could have banned it."""
@@ -258,6 +265,17 @@ class Faults:
             if view is not None and view.number > 0:
                 peers = sorted(view.replicas)
                 self.arena.deliver(host, _advice(peers, dice))
+
+    def _advise_owners(self, fault: Fault) -> None:
+        """Advise of all members that these of them own everything."""
+        for host in self.arena.living():
+            view = host.node.view
+            if view is not None and view.number > 0:
+                peers = tuple(sorted(view.replicas))
+                shares = tuple(int(chr(peer[0]) in fault.who) for peer in peers)
+                if any(shares):
+                    advice = Advised(peers, Layout("butterfly", shares, ()))
+                    self.arena.deliver(host, advice)
 
     def _join(self, fault: Fault) -> None:
         arena = self.arena
@@ -385,6 +403,12 @@ class Faults:
             host.hangs = True
             self._undo(fault, lambda h=host: setattr(h, "hangs", False))
 
+    def _other_call(self, fault: Fault) -> None:
+        """Its trainer calls something of its own."""
+        names = {*fault.who}
+        self.arena.out_of_step |= names
+        self._undo(fault, lambda: self.arena.out_of_step.difference_update(names))
+
     def _detach(self, fault: Fault) -> None:
         arena = self.arena
         for host in self._hosts(fault):
@@ -410,6 +434,9 @@ class Faults:
                 if host.alive and host.state.values:
                     self.flips += 1
                     host.flipped = bytes([self.flips])
+
+    def _flip_lead(self, fault: Fault) -> None:
+        self._flip(replace(fault, who=self._lead()))
 
     def _garble(self, fault: Fault) -> None:
         if len(self.arena.living()) >= 3 and not any(h.garbles for h in self.arena.living()):

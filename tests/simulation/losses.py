@@ -29,8 +29,9 @@ class Loss:
     left: int  # so many of them
     way: str  # "from" or "to" ...
     names: str  # ... one of these
-    # "lose", "late", "cut"; "doom": lost, and its sender dies of its next COMMIT; "wake": what was
-    # stopped or cut off is back; "mislead": that, and one of the others follows it.
+    # "lose", "late", "cut"; "doom": lost, and its sender dies of its next COMMIT, after it or
+    # ("doom-before") before it; "wake": what was stopped or cut off is back; "mislead": that, and
+    # one of the others follows it.
     act: str
     for_s: float
 

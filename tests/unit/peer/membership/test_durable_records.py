@@ -106,6 +106,20 @@ def test_a_new_incarnation_remembers_no_view_and_every_round() -> None:
     assert found.state == (1, ONE.after)
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_rounds_of_a_lineage_that_gave_way_are_no_state_of_the_other(is_compacted: bool) -> None:
+    """Renewed, and let into the other lineage beyond all that it has done in its own."""
+    there = replace(FIRST, lineage=b"other".ljust(32), number=9, base_round=8, base_chain=b"8" * 32)
+    records: list[Record] = [*LEDGER, CommitRecord(2, TWO.after), IncarnationRecord(8)]
+    records.append(CommitRecord(7, b"7" * 32))  # which it has caught up with
+    if is_compacted:
+        records = [*compacted(records, 0, checkpoints=(2, 7))]
+    records.append(ViewRecord(there))
+    checkpoints = [(2, TWO.after), (7, b"7" * 32)]
+    assert recovered(records, 9, checkpoints, STORED).state == (7, b"7" * 32)
+    assert recovered(records, 9, checkpoints[:1], STORED).state == (0, b"")
+
+
 def test_a_file_that_is_missing_costs_the_state_and_not_the_vote() -> None:
     records = [*LEDGER, CommitRecord(2, TWO.after), ready(FIRST, 3, TWO.after)]
     found = recovered(records, 7, stored={ONE.place})
