@@ -71,14 +71,14 @@ class Bootstrap:
         """Stop waiting for founders: others have founded the run, or go on without us."""
         self._wanted = self._put_off = None
 
-    def put_off(self) -> None:
-        """Put the founding off: the run lives, they say, so join it.
+    def put_off(self, founding: BootstrapConfig | None) -> None:
+        """Put this founding off: the run lives, they say, so join it.
 
-        Should it die before we are in, we wait again.
+        Should it die before we are in, we wait again. It is ``expected``, which is to be asked for
+        before a bootstrap view is left.
         """
         self._put_off_s = self._here.now_s
-        if self._wanted is not None:
-            self._put_off, self._wanted = self._wanted, None
+        self._put_off, self._wanted = founding, None
 
     def fall_back(self, view: View) -> None:
         """Remember the members of a view that we leave for another run.

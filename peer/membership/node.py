@@ -715,9 +715,9 @@ class Node:
                 return
             self._here.refused.discard(source)
             # Not from ourselves: who has yielded must not take itself for alive. And who asks for a
-            # later view does not coordinate this one.
+            # later view, or votes for one, does not coordinate this one.
             heard = self._is_coordinator(source) and source != self._here.me.peer
-            heard = heard and type(message) not in _OF_JOINERS
+            heard = heard and type(message) not in (*_OF_JOINERS, *_VOTES)
             if heard and self.election is not None:
                 self._heard_coordinator(self.election)
         handler(self, source, message)
@@ -938,12 +938,13 @@ class Node:
         is_of_us = view is not None and view.lineage in found.ancestors
         if is_late and is_of_us and self._here.me in found.members:
             return
+        founding = self.bootstrap.expected
         text = "the run has been founded by others; joining them"
         if is_late and self._out_of_view(text, "genesis"):
             self.joining.renew()  # it has voted there, and must not vote there once more
         if self._here.view is None and not names_later_life(found, self._here):
             self.joining.on_redirect(source, redirect)
-            self.bootstrap.put_off()
+            self.bootstrap.put_off(founding)
 
     def _on_sync_target(self, source: bytes, target: ms.SyncTarget) -> None:
         if self._here.view is not None:
@@ -1011,6 +1012,9 @@ _EVENTS: dict[type, Callable[[Node, Any], None]] = {
 
 # What those outside the view say as well.
 _OF_JOINERS = (ms.ProbeView, ms.Heartbeat)
+
+# What somebody says to a candidate for the next view.
+_VOTES = (ms.Promise, ms.Accepted)
 
 # What only the coordinator may say.
 _ORDERS: dict[type, Callable[[Node, bytes, Any], None]] = {
