@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel wheel-aarch64 docs bench soak soak-short simulate map limits figures \
-        simulate-audits simulate-durable simulate-directed replay shrink \
+        simulate-audits simulate-durable simulate-rare replay shrink \
         traces nightly nightly-slow nightly-golden mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick bench-convergence-grid \
          bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry bench-plan \
          power-cuts restarts clean
@@ -40,7 +40,7 @@ help:
 	@echo "make simulate SEEDS=0..10000   the protocol under random faults"
 	@echo "make simulate-audits SEEDS=0..1000   audited rounds in which some lie"
 	@echo "make simulate-durable SEEDS=0..1000   restarts and power cuts, with disks that lose and damage"
-	@echo "make simulate-directed SEEDS=0..1000   what directed tests come to, otherwise timed, and faults"
+	@echo "make simulate-rare SEEDS=0..1000   what takes the right faults in the right order"
 	@echo "make replay SEED=N   one of these runs, with its trace; make shrink SEED=N if it fails: why"
 	@echo "make traces  what the protocol does in 2,000 seeds is what it was, effect by effect; SEEDS=0..200"
 	@echo "             a part, SEED=N the trace of one, ARGS=--rewrite keeps what is found"
@@ -266,8 +266,10 @@ simulate-audits: $(STAMP)
 simulate-durable: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.durable $(SEEDS)
 
-simulate-directed: $(STAMP)
+simulate-rare: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m simulation.directed $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m simulation.rare $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m simulation.rare_durable $(SEEDS)
 
 replay: $(STAMP)
 	@test -n "$(SEED)" || { echo "which seed? make $@ SEED=17"; exit 2; }
