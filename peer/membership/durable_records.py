@@ -299,12 +299,14 @@ class _Ledger:
     def _leads_to(self, view: View) -> dict[int, bytes]:
         """Return the known commits that are of the history of a view.
 
-        Where the base is none of them, those from before this peer was renewed may be of a lineage
-        that has given way to this one: how far the two are the same nobody says.
+        Those from before this peer was renewed may be of a lineage that has given way to this one.
+        How far the two are the same nobody says, unless the base was known then.
         """
-        mine = self.committed.get(view.base_round)
-        if mine is not None:
-            return self.committed if mine == view.base_chain else {}
+        base = view.base_round
+        if self.committed.get(base, view.base_chain) != view.base_chain:
+            return {}
+        if base in self.committed and base not in self.fresh:
+            return self.committed
         return {number: chain for number, chain in self.committed.items() if number in self.fresh}
 
     def _commit(self, record: CommitRecord) -> None:

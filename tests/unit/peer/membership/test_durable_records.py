@@ -106,10 +106,14 @@ def test_a_new_incarnation_remembers_no_view_and_every_round() -> None:
     assert found.state == (1, ONE.after)
 
 
+@pytest.mark.parametrize("base", [7, 8])
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_rounds_of_a_lineage_that_gave_way_are_no_state_of_the_other(is_compacted: bool) -> None:
+def test_rounds_of_a_lineage_that_gave_way_are_no_state_of_the_other(
+    is_compacted: bool, base: int
+) -> None:
     """Renewed, and let into the other lineage beyond all that it has done in its own."""
-    there = replace(FIRST, lineage=b"other".ljust(32), number=9, base_round=8, base_chain=b"8" * 32)
+    at = {"base_round": base, "base_chain": str(base).encode() * 32}
+    there = replace(FIRST, lineage=b"other".ljust(32), number=9, **at)
     records: list[Record] = [*LEDGER, CommitRecord(2, TWO.after), IncarnationRecord(8)]
     records.append(CommitRecord(7, b"7" * 32))  # which it has caught up with
     if is_compacted:
