@@ -713,7 +713,8 @@ class Node:
         if type(message) in _IN_VIEW:
             if not self._in_step(source, message) or not self._may_speak(source, message):
                 return
-            self._here.refused.discard(source)
+            if self._is_life_of_member(source, message):
+                self._here.refused.discard(source)
             # Not from ourselves: who has yielded must not take itself for alive. And who asks for a
             # later view, or votes for one, does not coordinate this one.
             heard = self._is_coordinator(source) and source != self._here.me.peer
@@ -737,6 +738,12 @@ class Node:
             return self._is_coordinator(source)
         named = self._here.view is not None and self._here.view.member(source) is not None
         return named or type(message) in _OF_JOINERS
+
+    def _is_life_of_member(self, source: bytes, message: ms.InView) -> bool:
+        """Return whether it is not the next incarnation of a member that beats, as a joiner."""
+        view = self._here.view
+        member = view.member(source) if view is not None else None
+        return not isinstance(message, ms.Heartbeat) or member is None or message.inc == member.inc
 
     def _in_step(self, source: bytes, message: ms.InView) -> bool:
         """Return whether a message is of our lineage and view.

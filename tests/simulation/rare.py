@@ -22,6 +22,7 @@ from simulation.arguments import seeds
 from simulation.fault import Fault
 from simulation.options import NAMES, Options, draw_usual
 from simulation.run import Outcome, run_script
+from simulation.situations import situations
 
 __all__ = ["RARE", "run_rare"]
 
@@ -239,6 +240,50 @@ def _advised_pairs(dice: random.Random, plain: Options) -> Drawn:
     return options, script
 
 
+def _advised_calls(dice: random.Random, plain: Options) -> Drawn:
+    """The same while trainers call collectives, and some die, so that nobody left owns anything."""
+    options, script = _advised_pairs(dice, plain)
+    options = replace(options, calls=0.5, fragments=1, in_flight=1)
+    names = _names(options)
+    dying = dice.sample(names, 2)
+    if dice.random() < 0.6:  # they own everything
+        script = [replace(fault, kind="advise_owners", who=dying[0]) for fault in script]
+    deaths = [
+        _fault(
+            dice.uniform(0.5, 6.0), "failpoint", name, 2.0, f"Ready {dice.choice((1, 2))} before"
+        )
+        for name in dying
+    ]
+    return options, [*script, *deaths]
+
+
+def _joiners_apart(dice: random.Random, plain: Options) -> Drawn:
+    """Two join that have no link to each other and own nothing yet; the others go for a while."""
+    options = replace(plain, hosts=dice.choice((3, 4)), probation=12, faulty_s=10.0)
+    names = _names(options)
+    joiners = NAMES[len(names) : len(names) + 2]
+    at_s = dice.uniform(0.1, 0.6)
+    detached_s = dice.uniform(4.0, 5.0)
+    apart: dict[str, Any] = {"outbound": joiners}
+    if dice.random() < 0.7:  # each has none to one of those that own: nobody reaches all
+        options, names, joiners = replace(options, hosts=3), NAMES[:3], NAMES[3:5]
+        apart = {"unlinkable": (names[1] + joiners[0], names[2] + joiners[1])}
+        names, detached_s = names[:1], 0.1
+    return replace(options, **apart), [
+        _fault(at_s, "join", joiners),
+        *(
+            _fault(detached_s, "detach", name, 3.0 if "outbound" in apart else 9.0)
+            for name in names
+        ),
+    ]
+
+
+def _heir(dice: random.Random, plain: Options) -> Drawn:
+    """A witness that is voted in anew is handed the run before it hears that it is in."""
+    options = replace(plain, hosts=dice.choice((4, 5)), witnesses=1, faulty_s=9.0)
+    return options, situations(replace(options, situation="heir"), _names(options))
+
+
 def _unreadable_helper(dice: random.Random, plain: Options) -> Drawn:
     """A witness that owns the parts of all can do nothing, or has no way to one of them."""
     options = _hub(dice, plain)
@@ -367,12 +412,18 @@ def _leaving_heirs(dice: random.Random, plain: Options) -> Drawn:
     """The coordinator leaves when it has been asked to hand over to one that cannot lead."""
     options = replace(plain, hosts=dice.choice((4, 5)))
     names, at_s = _names(options), dice.uniform(0.5, 2.5)
-    heir = dice.choice(names[1:])
-    return options, [
+    heir, *others = dice.sample(names[1:], len(names) - 1)
+    script = [
         _fault(at_s - 0.3, dice.choice(("kill", "pause", "pause")), heir, 3.0),
         _fault(at_s, "hand_over", heir),
         _fault(at_s + dice.uniform(0.0, 0.05), "leave_as", names, 0.0, "coordinator"),
     ]
+    if dice.random() < 0.4:  # one that lives is out of the view in which another one leads
+        finders = "".join(name for name in names if name != others[0])
+        script.append(
+            _fault(at_s - dice.uniform(0.0, 0.4), "ban", others[0], 9.0, f"words {finders}")
+        )
+    return options, script
 
 
 # ---------------------------------------------------------------- late words
@@ -711,6 +762,9 @@ RARE: dict[str, Callable[[random.Random, Options], Drawn]] = {
     "pieces idle": _pieces_idle,
     "pieces advised": _pieces_advised,
     "advised pairs": _advised_pairs,
+    "advised calls": _advised_calls,
+    "joiners apart": _joiners_apart,
+    "heir": _heir,
     "unreadable helper": _unreadable_helper,
     "far holders": _far_holders,
     "bad part": _bad_part,

@@ -168,8 +168,6 @@ _HOSTILE = (
 # It takes more peers, joiners or messages than a seed has, or a minute
 # (tests/unit/peer/membership/test_message_sizes.py, test_eligibility.py, tests/attacks).
 _LIMITS = (
-    "admission yes Admission._drop: now_s - t > BACKOFF_MAX_S",
-    "admission yes Admission._drop: past",
     "admission yes Admission.on_join: len(alike) >= JOINERS_MAX",
     "attempt no  AttemptCleanup.kept: x.origin in used",
     "bootstrap yes Bootstrap.on_bootstrap_hello: len(self.hellos) > MEMBERS_MAX",
@@ -190,6 +188,7 @@ _LIMITS = (
     "participation no  _in_turn: peers",
     "participation yes Eligibility.select_participants: peer in self._newcomers",
     "participation yes Eligibility.select_participants: peer not in self._newcomers",
+    "participation yes FlakyPeers.blame: 2 * record.pause_s",
     "participation yes _in_turn: peers",
     "participation yes _names: len(shown) > NAMES_MAX",
     "signing yes Signatures._consistent: len(self._said) > STATEMENTS_MAX",
@@ -202,6 +201,7 @@ _ALWAYS = (
     "admission no  Admission._is_newer: in_view.inc < member.inc",
     "admission no  Admission.next_view: members",
     "consensus no  Proposer._choose: p.accepted_ballot",
+    "durable_records no  _Ledger._is_of_view: (view.lineage, view.number) == (lineage",
     "durable_records no  _is_stored: isinstance(step, ReadyRecord)",
     "durable_records no  compacted: until is None",
     "election no  Election.looks_for_others: self.candidate is None",
@@ -230,7 +230,6 @@ _ALWAYS = (
     "node no  Node._on_heartbeat: here.view is not None",
     "node no  Node._on_heartbeat: self.election is not None",
     "node no  Node._on_join: self.election is not None",
-    "node no  Node._on_leave: self._here.view",
     "node no  Node._on_message: self.election is not None",
     "node no  Node._on_prepare: self.election is not None",
     "node no  Node._on_promise: self.election",
@@ -244,7 +243,6 @@ _ALWAYS = (
     "node yes Node._check_memory: here.view is None",
     "node yes Node._gone: here.view is None",
     "node yes Node._on_accepted: self.election is None",
-    "node yes Node._on_leave: member is None",
     "node yes Node._tell_view: view is None",
     "node yes Node.frozen: self.election is None",
     "node yes Node.known_view: self._here.view",
@@ -269,6 +267,7 @@ _ALWAYS = (
 
 # A default of a part that is used alone, as unit tests do.
 _DEFAULTS = (
+    "coordinator no  Coordinator.__init__: phases",
     "failure_detector no  FailureDetector.__init__: machines",
     "member no  MemberState.__init__: outbox",
     "node no  Node.__init__: timing",
@@ -310,6 +309,7 @@ _ELSEWHERE = (
     "durable_records no  _folded: last.end == step.start",
     "durable_records no  compacted: writing is None",
     "layout no  Layout.is_pairwise: self.kind == PAIRWISE",
+    "layout yes Layout.is_pairwise: self.kind == PAIRWISE",
     "probation no  terms_of: grids",
     "probation no  terms_of: spec.aggregate == MEAN",
     "probation no  terms_of: spec.method not in CARRIED",
@@ -338,12 +338,14 @@ _SHELL = (
 
 # It takes several rare faults within a moment, in one order: who has no link is the last that a
 # chunk was asked of; a lost file and bad memory of one peer; a memory error, and a rollback by that
-# very round; a sync that outlasts an election after which the same attempt is made anew. Each is a
+# very round; a sync that outlasts an election after which the same attempt is made anew; the files
+# of all, so that a view goes back to the beginning. Each is a
 # condition of safety (test_attempt.py, test_member.py, test_syncing.py, test_durable_restarts.py).
 _TOGETHER = (
     "attempt no  Attempt.on_miss: named",
     "member no  MemberState.on_reduced: known.run.root == root",
     "member yes MemberState.on_durable: held.place != (record.lineage, record.view)",
+    "member yes MemberState.on_install: view.base_round == 0",
     "syncing yes StateSync.step: own.suspect",
 )
 

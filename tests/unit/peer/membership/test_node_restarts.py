@@ -11,7 +11,7 @@ from atoll.peer.membership import messages as ms
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.timing import Timing
-from atoll.peer.membership.view import Member
+from atoll.peer.membership.view import Member, Rules
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -260,3 +260,18 @@ def test_an_excluded_peer_passes_on_the_decision_that_only_it_has_learnt() -> No
     assert cluster.host("c").node.view == before
     cluster.heal()
     assert cluster.until_round("bc", limit_s=10.0) < 5.0
+
+
+def test_who_is_back_as_a_new_incarnation_while_there_is_no_quorum_is_noted_once() -> None:
+    """Each asks to come in, and beats, for as long as no view can be decided."""
+    cluster = Cluster("abcd")
+    cluster.rules = Rules("majority")
+    cluster.form("abcd")
+    cluster.pause("a")
+    for name in "bcd":
+        cluster.kill(name)
+        cluster.restart(name)
+    cluster.run(2.0)
+    cluster.resume("a")
+    cluster.run(30.0)
+    assert 0 < cluster.host("a").notes.count("dead") <= 2 * len("bcd")
