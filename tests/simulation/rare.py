@@ -284,6 +284,17 @@ def _heir(dice: random.Random, plain: Options) -> Drawn:
     return options, situations(replace(options, situation="heir"), _names(options))
 
 
+def _heavy_joiner(dice: random.Random, plain: Options) -> Drawn:
+    """Whoever comes back loads the state for longer than it is waited for."""
+    quick: dict[str, Any] = {"log_rounds": 2, "inner_s": 0.2, "load_s": 0.1, "chunk_s": 0.005}
+    options = replace(plain, **quick, situation="laggard", hosts=4)
+    who, at_s = dice.choice(_names(options)[1:]), dice.uniform(0.2, 1.0)
+    return options, [
+        _fault(at_s, "kill", who, dice.uniform(0.1, 0.5)),
+        _fault(at_s, "heavy", who, 8.0, str(dice.choice((1.0, 2.0, 3.0)))),
+    ]
+
+
 def _unreadable_helper(dice: random.Random, plain: Options) -> Drawn:
     """A witness that owns the parts of all can do nothing, or has no way to one of them."""
     options = _hub(dice, plain)
@@ -412,18 +423,12 @@ def _leaving_heirs(dice: random.Random, plain: Options) -> Drawn:
     """The coordinator leaves when it has been asked to hand over to one that cannot lead."""
     options = replace(plain, hosts=dice.choice((4, 5)))
     names, at_s = _names(options), dice.uniform(0.5, 2.5)
-    heir, *others = dice.sample(names[1:], len(names) - 1)
-    script = [
+    heir = dice.choice(names[1:])
+    return options, [
         _fault(at_s - 0.3, dice.choice(("kill", "pause", "pause")), heir, 3.0),
         _fault(at_s, "hand_over", heir),
         _fault(at_s + dice.uniform(0.0, 0.05), "leave_as", names, 0.0, "coordinator"),
     ]
-    if dice.random() < 0.4:  # one that lives is out of the view in which another one leads
-        finders = "".join(name for name in names if name != others[0])
-        script.append(
-            _fault(at_s - dice.uniform(0.0, 0.4), "ban", others[0], 9.0, f"words {finders}")
-        )
-    return options, script
 
 
 # ---------------------------------------------------------------- late words
@@ -765,6 +770,7 @@ RARE: dict[str, Callable[[random.Random, Options], Drawn]] = {
     "advised calls": _advised_calls,
     "joiners apart": _joiners_apart,
     "heir": _heir,
+    "heavy joiner": _heavy_joiner,
     "unreadable helper": _unreadable_helper,
     "far holders": _far_holders,
     "bad part": _bad_part,

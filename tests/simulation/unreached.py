@@ -222,6 +222,7 @@ _ALWAYS = (
     "node no  Node._excluded: view is not None",
     "node no  Node._forgot: self._here.view is not None",
     "node no  Node._is_coordinator: self._here.view is not None",
+    "node no  Node._is_life_of_member: view is not None",
     "node no  Node._may_speak: self._here.view is not None",
     "node no  Node._on_accept: self.election is not None",
     "node no  Node._on_beat: self.election is not None",
@@ -339,9 +340,11 @@ _SHELL = (
 # It takes several rare faults within a moment, in one order: who has no link is the last that a
 # chunk was asked of; a lost file and bad memory of one peer; a memory error, and a rollback by that
 # very round; a sync that outlasts an election after which the same attempt is made anew; the files
-# of all, so that a view goes back to the beginning. Each is a
-# condition of safety (test_attempt.py, test_member.py, test_syncing.py, test_durable_restarts.py).
+# of all, so that a view goes back to the beginning; a ban, or a newer process, of one that lives in
+# the very view in which the coordinator leaves. Each is a condition of safety (test_attempt.py,
+# test_member.py, test_syncing.py, test_durable_restarts.py).
 _TOGETHER = (
+    "admission no  Admission._successor: p in staying",
     "attempt no  Attempt.on_miss: named",
     "member no  MemberState.on_reduced: known.run.root == root",
     "member yes MemberState.on_durable: held.place != (record.lineage, record.view)",
