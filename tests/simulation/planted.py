@@ -466,8 +466,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a witness owns where owners are not trusted",
         "participation",
-        "if kind == GATHER or (kind == STEP and self.terms.no_witness_owns):",
-        "if kind == GATHER:",
+        "if kind == STEP and self.terms.no_witness_owns:",
+        "if kind == GATHER and self.terms.no_witness_owns:",
         test=UNIT + "unlinked_pairs.py::test_a_witness_owns_nothing_where_owners_are_not_trusted",
     ),
     Mutant(

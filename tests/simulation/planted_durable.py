@@ -170,8 +170,8 @@ DURABLE: tuple[Mutant, ...] = (
     Mutant(
         "a restart does not end an attempt",
         "attempt",
-        "if peer not in alive or peer in self.restarted]",
-        "if peer not in alive]",
+        "if peer not in usable or peer in self.restarted]",
+        "if peer not in usable]",
         test=TEST + "a_fast_restart_ends_the_attempt_as_a_death_would",
     ),
     Mutant(
