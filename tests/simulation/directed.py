@@ -185,11 +185,12 @@ OFTEN = {
     "a_step_of_which_a_witness_alone_knows_stops_everybody": 4,
     "a_witness_that_owns_dies_and_another_one_does": 3,
     "forks_of_forks_meet_too": 5,
-    "missing_one_fragments_round_does_not_touch_the_others": 4,
+    "missing_one_fragments_round_does_not_touch_the_others": 6,
     "nobody_goes_back_alone_from_what_it_has_caught_up_with": 4,
     "rounds_after_one_that_is_held_do_not_stay_open": 4,
-    "the_path_is_to_blame_where_a_relay_carries_it": 4,
-    "two_go_through_a_relay_and_three_let_the_witness_own": 4,
+    "the_path_is_to_blame_where_a_relay_carries_it": 6,
+    "two_go_through_a_relay_and_three_let_the_witness_own": 6,
+    "who_gets_a_later_round_after_its_vote_to_go_back_undoes_it": 2,
     "who_has_links_to_too_few_asks_nobody": 4,
 }
 AFTER_S = 3.0  # longer than an election takes

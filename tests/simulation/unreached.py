@@ -168,6 +168,7 @@ _HOSTILE = (
 # It takes more peers, joiners or messages than a seed has, or a minute
 # (tests/unit/peer/membership/test_message_sizes.py, test_eligibility.py, tests/attacks).
 _LIMITS = (
+    "participation no  FlakyPeers.without: 2 * len(staying) > len(chosen)",
     "admission yes Admission.on_join: len(alike) >= JOINERS_MAX",
     "attempt no  AttemptCleanup.kept: x.origin in used",
     "bootstrap yes Bootstrap.on_bootstrap_hello: len(self.hellos) > MEMBERS_MAX",
