@@ -328,7 +328,7 @@ class Coordinator:
             attempt = cleanup.attempt if cleanup is not None else self.attempts.pop(later)
             self._tell_over(attempt.begin)
         pause_s = self.barrier.given_up(now_s)
-        pause = f", for {duration(pause_s)} at least" if pause_s else ""
+        pause = f"; in {duration(pause_s)} at the earliest" if pause_s else ""
         self._emit(Note(kind, f"{why}{pause}"))
 
     def _tell_over(self, begin: Begin) -> None:

@@ -17,7 +17,7 @@ STEPS_MAX = 200_000  # a scenario that needs more does not end
 
 
 class Perturbation(Protocol):
-    """What makes clusters differ from what their script says, where that is wanted."""
+    """Make clusters differ from what their script says, where that is wanted."""
 
     def begins(self, cluster: Cluster) -> None: ...
 

@@ -4,8 +4,40 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-__all__ = ["jobs", "seeds"]
+__all__ = ["jobs", "play", "seeds"]
+
+
+class Failing(Protocol):
+    """Say whether a seed has failed."""
+
+    @property
+    def failure(self) -> str: ...
+
+
+def play(
+    run: Callable[[int], Failing],
+    title: str,
+    of: str,
+    show: Callable[[int], object],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Run the seeds that a command line names, or show one; return 1 if any has failed."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("seeds", type=seeds, nargs="?", default=(0, 1000), help="A..B, before B")
+    parser.add_argument("--seed", type=int, help="one of them, shown")
+    asked = parser.parse_args(arguments)
+    if asked.seed is not None:
+        print(show(asked.seed))
+        return bool(run(asked.seed).failure)
+    first, end = asked.seeds
+    failures = {seed: failure for seed in range(first, end) if (failure := run(seed).failure)}
+    for seed, failure in failures.items():
+        print(f"seed {seed}: {failure}")
+    print(f"{end - first} seeds of {of}, {len(failures)} failed")
+    return bool(failures)
 
 
 def seeds(text: str) -> tuple[int, int]:

@@ -12,7 +12,6 @@ not hold any more. What every seed checks has to: no invariant breaks, and nothi
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.util
 import itertools
@@ -28,7 +27,7 @@ from _pytest.mark.structures import ParameterSet
 from harness import cluster as steered
 from harness.cluster import Cluster
 
-from simulation.arguments import seeds
+from simulation.arguments import play as play_seeds
 from simulation.run import Outcome
 from simulation.scenario import FOLDER as SCENARIOS
 from simulation.scenario import play, split
@@ -325,19 +324,8 @@ def _go_on(cluster: Cluster, dice: random.Random) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="directed", description=__doc__)
-    parser.add_argument("seeds", type=seeds, nargs="?", default=(0, 1000), help="A..B, before B")
-    parser.add_argument("--seed", type=int, help="one of them")
-    asked = parser.parse_args(arguments)
-    first, end = asked.seeds if asked.seed is None else (asked.seed, asked.seed + 1)
-    failed = 0
-    for seed in range(first, end):
-        outcome = run_directed(seed)
-        if outcome.failure:
-            failed += 1
-            print(f"seed {seed}: {outcome.failure}")
-    print(f"{end - first} seeds of {len(cases())} cases, {failed} failed")
-    return bool(failed)
+    of = f"{len(cases())} cases"
+    return play_seeds(run_directed, __doc__, of, run_directed, arguments)
 
 
 if __name__ == "__main__":

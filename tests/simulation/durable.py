@@ -91,7 +91,7 @@ def draw_durable(seed: int) -> Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Homes:
-    """What the homes of one seed are like."""
+    """Hold what the homes of one seed are like."""
 
     moves: bool  # who is started again listens somewhere else
     save_every: int  # rounds between two checkpoints

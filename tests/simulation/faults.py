@@ -223,7 +223,7 @@ class Faults:
                 self._undo(fault, partial(self._stop, host.name))
 
     def _ban_outside(self, fault: Fault) -> None:
-        """The same, also of who is asking to come in."""
+        """Ban somebody, also one that is asking to come in."""
         self._ban(fault, outside=True)
 
     def _stop(self, name: str) -> None:

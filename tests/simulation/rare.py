@@ -11,20 +11,21 @@ other seeds decide one way or the other (`make simulate-coverage`).
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from simulation.arguments import seeds
+from simulation.arguments import play
 from simulation.fault import Fault
 from simulation.options import NAMES, Options, draw_usual
 from simulation.run import Outcome, run_script
 from simulation.situations import situations
 
 __all__ = ["RARE", "run_rare"]
+
+SHOWN_CHARACTERS = 60_000  # of a trace, its end
 
 FOR_GOOD_S = 1e6  # not before the faults end
 ADVICE_S = 0.7  # between two pieces of advice
@@ -203,19 +204,19 @@ def _in_pieces(dice: random.Random, plain: Options, bridge: str, half: str) -> D
 
 
 def _pieces_led(dice: random.Random, plain: Options) -> Drawn:
-    """The coordinator is in a half."""
+    """Put the coordinator in one of two halves with a bridge."""
     options, script = _in_pieces(dice, plain, "f", "ab" if dice.random() < 0.5 else "cde")
     return replace(options, hosts=6), script
 
 
 def _pieces_idle(dice: random.Random, plain: Options) -> Drawn:
-    """The coordinator is in a half, and has no trainer."""
+    """Put the coordinator in a half, and take its trainer away."""
     options, script = _in_pieces(dice, plain, "f", dice.choice(("bc", "de", "bcd")))
     return replace(options, hosts=6), [*script, _fault(0.2, "detach", "a", 14.0)]
 
 
 def _pieces_advised(dice: random.Random, plain: Options) -> Drawn:
-    """The coordinator is between the halves, and planners say who owns what."""
+    """Put the coordinator between the halves, and let planners say who owns what."""
     options, script = _in_pieces(dice, plain, "a", "bc")
     later = dice.choice(("b", "c", "bc", "bc", "abc"))
     for turn in range(int(options.faulty_s / ADVICE_S)):
@@ -241,7 +242,7 @@ def _advised_pairs(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _advised_calls(dice: random.Random, plain: Options) -> Drawn:
-    """The same while trainers call collectives, and some die, so that nobody left owns anything."""
+    """Advise while trainers call collectives and some die, until nobody left owns anything."""
     options, script = _advised_pairs(dice, plain)
     options = replace(options, calls=0.5, fragments=1, in_flight=1)
     names = _names(options)
@@ -258,7 +259,7 @@ def _advised_calls(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _joiners_apart(dice: random.Random, plain: Options) -> Drawn:
-    """Two join that have no link to each other and own nothing yet; the others go for a while."""
+    """Let two join that have no link to each other and own nothing yet; others go for a while."""
     options = replace(plain, hosts=dice.choice((3, 4)), probation=12, faulty_s=10.0)
     names = _names(options)
     joiners = NAMES[len(names) : len(names) + 2]
@@ -279,13 +280,13 @@ def _joiners_apart(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _heir(dice: random.Random, plain: Options) -> Drawn:
-    """A witness that is voted in anew is handed the run before it hears that it is in."""
+    """Hand the run to a witness that is voted in anew before it hears that it is in."""
     options = replace(plain, hosts=dice.choice((4, 5)), witnesses=1, faulty_s=9.0)
     return options, situations(replace(options, situation="heir"), _names(options))
 
 
 def _heavy_joiner(dice: random.Random, plain: Options) -> Drawn:
-    """Whoever comes back loads the state for longer than it is waited for."""
+    """Let whoever comes back load the state for longer than it is waited for."""
     quick: dict[str, Any] = {"log_rounds": 2, "inner_s": 0.2, "load_s": 0.1, "chunk_s": 0.005}
     options = replace(plain, **quick, situation="laggard", hosts=4)
     who, at_s = dice.choice(_names(options)[1:]), dice.uniform(0.2, 1.0)
@@ -296,7 +297,7 @@ def _heavy_joiner(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _unreadable_helper(dice: random.Random, plain: Options) -> Drawn:
-    """A witness that owns the parts of all can do nothing, or has no way to one of them."""
+    """Let a witness that owns the parts of all do nothing, or have no way to one of them."""
     options = _hub(dice, plain)
     at_s = dice.uniform(0.2, 3.0)
     far = dice.choice(_names(options)[2:])
@@ -313,7 +314,7 @@ def _hub(dice: random.Random, plain: Options) -> Options:
 
 
 def _far_holders(dice: random.Random, plain: Options) -> Drawn:
-    """An owner dies after its chunks came to one, from whom not all can copy them."""
+    """Kill an owner after its chunks came to one, from whom not all can copy them."""
     quick = {"chunk_s": 0.005, "chunks": 4, "fragments": 1, "in_flight": 1, "mutes": 1}
     options = _with(plain, **quick, hosts=5, unlinkable=("cd",), delay_s=min(plain.delay_s, 0.06))
     at_s = dice.uniform(0.6, 2.0)
@@ -326,7 +327,7 @@ def _far_holders(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _bad_part(dice: random.Random, plain: Options) -> Drawn:
-    """A chunk is kept with a part of one that says of itself next that it has none."""
+    """Keep a chunk with a part of one that says of itself next that it has none."""
     quick = {"chunk_s": 0.005, "chunks": 4, "fragments": 1, "in_flight": 1, "mutes": 1}
     options = _with(plain, **quick, hosts=dice.choice((4, 5)), delay_s=min(plain.delay_s, 0.06))
     at_s = dice.uniform(0.2, 2.0)
@@ -340,7 +341,7 @@ def _bad_part(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _newcomers_cut(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody on probation has lost its way to one who counts."""
+    """Cut somebody on probation off from one who counts."""
     options = replace(plain, hosts=dice.choice((4, 5, 6)), probation=12, load_s=0.02)
     at_s, spare = dice.uniform(0.2, 1.0), NAMES[options.hosts]
     other = dice.choice(_names(options)[1:])
@@ -355,7 +356,7 @@ def _newcomers_cut(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _unheard_caller(dice: random.Random, plain: Options) -> Drawn:
-    """A joiner calls at others, and the coordinator has it again, or has dropped it again."""
+    """Let a joiner call at others while the coordinator has it again, or has dropped it again."""
     options = replace(plain, hosts=dice.choice((4, 5)), unlinkable=("bc",), faulty_s=16.0)
     who = _names(options)[-1]
     again_s = 3.9 + 4.0 * dice.uniform(0.95, 1.1)
@@ -368,7 +369,7 @@ def _unheard_caller(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _stuck_joiner(dice: random.Random, plain: Options) -> Drawn:
-    """A joiner gets nothing of the state, and is dropped; others come and go meanwhile."""
+    """Give a joiner nothing of the state until it is dropped; others come and go meanwhile."""
     has_archive = dice.random() < 0.4
     quick = {"log_rounds": 2, "inner_s": 0.2, "load_s": 0.1, "chunk_s": 0.005}
     options = _with(plain, **quick, situation="laggard", archives=int(has_archive))
@@ -382,7 +383,7 @@ def _stuck_joiner(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _two_laggards(dice: random.Random, plain: Options) -> Drawn:
-    """Two cannot keep up, one a moment longer than the other."""
+    """Let two fall behind, one a moment longer than the other."""
     quick = {"log_rounds": 2, "inner_s": 0.2, "load_s": 0.1, "chunk_s": 0.005}
     options = _with(plain, **quick, situation="laggard", hosts=5, delay_s=min(plain.delay_s, 0.06))
     at_s, (one, other) = dice.uniform(0.2, 1.5), dice.sample(_names(options)[1:], 2)
@@ -395,7 +396,7 @@ def _two_laggards(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _unsynced_lead(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody joins while the coordinator's own state is found out to be wrong."""
+    """Let somebody join while the coordinator's own state is found out to be wrong."""
     slow = {"delay_s": 0.15, "inner_s": dice.choice((0.2, 0.4)), "load_s": 1.5, "log_rounds": 16}
     options = _with(plain, **slow, hosts=dice.choice((4, 5)))
     script = []
@@ -407,7 +408,7 @@ def _unsynced_lead(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _banned_outside(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody that is found out to lie is asking to come in."""
+    """Find somebody out to lie while it is asking to come in."""
     options = replace(plain, hosts=dice.choice((4, 5)), bans=1, load_s=0.4, inner_s=0.4)
     options = replace(options, log_rounds=16, load_s=dice.choice((0.8, 1.5)))
     names, at_s = _names(options), dice.uniform(0.2, 2.0)
@@ -420,7 +421,7 @@ def _banned_outside(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _leaving_heirs(dice: random.Random, plain: Options) -> Drawn:
-    """The coordinator leaves when it has been asked to hand over to one that cannot lead."""
+    """Let the coordinator leave when it has been asked to hand over to one that cannot lead."""
     options = replace(plain, hosts=dice.choice((4, 5)))
     names, at_s = _names(options), dice.uniform(0.5, 2.5)
     heir = dice.choice(names[1:])
@@ -447,7 +448,7 @@ def _late_failure(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _other_call(dice: random.Random, plain: Options) -> Drawn:
-    """Who has failed in an attempt calls something else, and is needed in the next attempt."""
+    """Let one that has failed in an attempt call something else while the next one needs it."""
     calls = {"calls": 1.0, "fragments": 1, "in_flight": 1, "network": "datagrams", "inner_s": 0.2}
     options = _with(plain, **calls, asynchronous=False, delay_s=min(plain.delay_s, 0.06))
     options = replace(options, min_trainers=options.hosts, faulty_s=14.0)
@@ -465,7 +466,7 @@ def _other_call(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _late_finals(dice: random.Random, plain: Options) -> Drawn:
-    """What somebody had of one attempt is heard when the next one has ended, too."""
+    """Delay what somebody had of one attempt until the next one has ended, too."""
     quick = {"network": "datagrams", "delay_s": dice.choice((0.0005, 0.005, 0.02))}
     options = _with(plain, **quick, hosts=dice.choice((5, 6)), fragments=1, in_flight=1)
     names, at_s = _names(options), dice.uniform(0.2, 2.0)
@@ -485,7 +486,7 @@ def _late_finals(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _late_prepare(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody votes before it is asked for its promise."""
+    """Let somebody vote before it is asked for its promise."""
     options = replace(plain, network="datagrams", delay_s=dice.choice((0.02, 0.06)), hosts=5)
     options = replace(options, bootstrap="cradle")  # members in order: "e" is the last to stand
     at_s = dice.uniform(0.2, 3.0)
@@ -502,7 +503,7 @@ def _late_prepare(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _late_vote(dice: random.Random, plain: Options) -> Drawn:
-    """Two ballots get votes in one view, and one of the first is heard after one of the second."""
+    """Give two ballots of one view votes; one of the first is heard after one of the second."""
     options = replace(plain, network="datagrams", hosts=5, delay_s=dice.choice((0.005, 0.02, 0.06)))
     at_s, alone = dice.uniform(0.2, 2.0), dice.choice("bcde")
     return options, [
@@ -515,7 +516,7 @@ def _late_vote(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _late_hello(dice: random.Random, plain: Options) -> Drawn:
-    """What a founder has called is heard after what its next process calls."""
+    """Delay what a founder has called until its next process has called."""
     cradle = {"profile": "birth", "bootstrap": "cradle", "network": "datagrams"}
     options = _with(plain, **cradle, faulty_s=4.0)
     who, missing = dice.sample(_names(options), 2)
@@ -527,7 +528,7 @@ def _late_hello(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _late_notice(dice: random.Random, plain: Options) -> Drawn:
-    """A witness has voted for one attempt, and hears of the next one's result first."""
+    """Let a witness vote for one attempt, and hear of the next one's result first."""
     few = {"hosts": 5, "witnesses": 1, "network": "datagrams"}
     options = _with(plain, **few, inner_s=0.4, delay_s=min(plain.delay_s, 0.06))
     at_s = dice.uniform(1.0, 3.0)
@@ -568,14 +569,14 @@ def _left_of_a_fork(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _left_of_a_rival(dice: random.Random, plain: Options) -> Drawn:
-    """Two lineages wait for each other's end; then most of one is gone."""
+    """Let two lineages wait for each other's end; then most of one is gone."""
     options, few, _, end_s, split = _broken_split(dice, plain)
     gone = _fault(end_s + dice.uniform(2.0, 3.0), "off", few[0], FOR_GOOD_S)
     return replace(options, on_fork="halt", faulty_s=54.0), [split, gone]
 
 
 def _lead_of_none(dice: random.Random, plain: Options) -> Drawn:
-    """A coordinator that has just lost its quorum meets the lineage of who went on alone."""
+    """Let a coordinator without a quorum meet the lineage of who went on alone."""
     options = replace(plain, hosts=3, policy="any", faulty_s=20.0)
     at_s = dice.uniform(0.5, 1.5)
     return options, [
@@ -585,7 +586,7 @@ def _lead_of_none(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _crossing_meet(dice: random.Random, plain: Options) -> Drawn:
-    """Who coordinates changes again and again while two lineages meet."""
+    """Change who coordinates again and again while two lineages meet."""
     options, _, rest, end_s, split = _broken_split(dice, plain)
     options = replace(options, on_fork="halt", delay_s=0.15, load_s=0.1)
     return options, [
@@ -595,7 +596,7 @@ def _crossing_meet(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _leaves_a_fork(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody that its coordinator does not hear leaves as its lineage gives way."""
+    """Let somebody that its coordinator does not hear leave as its lineage gives way."""
     options, few, _, end_s, split = _broken_split(dice, plain)
     who = dice.choice(few)
     leave_s = end_s + dice.uniform(-0.3, 0.5)
@@ -607,7 +608,7 @@ def _leaves_a_fork(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _orphans(dice: random.Random, plain: Options) -> Drawn:
-    """Whoever takes all others into its lineage dies of it, and nobody has it."""
+    """Kill whoever takes all others into its lineage, so that nobody has it."""
     few = {"hosts": 5, "policy": "any", "faulty_s": 32.0, "load_s": dice.choice((0.02, 0.02, 0.1))}
     options = _with(plain, **few, delay_s=min(plain.delay_s, 0.06))
     # It tells them where its run stands, or is about to let the first of them in.
@@ -621,7 +622,7 @@ def _orphans(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _witness_goes_back(dice: random.Random, plain: Options) -> Drawn:
-    """A witness votes for a fork that goes back to what one replica holds."""
+    """Let a witness vote for a fork that goes back to what one replica holds."""
     few = {"witnesses": 2, "hosts": 5, "policy": "any", "on_lost": "rollback", "faulty_s": 22.0}
     quick = {"delay_s": min(plain.delay_s, 0.02), "inner_s": 0.2, "chunk_s": 0.005, "load_s": 0.1}
     options = _with(plain, **few, **quick, log_rounds=16, fragments=1, in_flight=1, chunks=4)
@@ -639,7 +640,7 @@ def _witness_goes_back(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _idle_birth(dice: random.Random, plain: Options) -> Drawn:
-    """Who alone has offered parameters dies before all have been heard in the view."""
+    """Kill the only one that has offered parameters before all have been heard in the view."""
     options = replace(plain, profile="birth", faulty_s=4.0, hosts=dice.choice((3, 4, 5)))
     names = _names(options)
     first, silent = dice.sample(names[1:], 2)
@@ -651,7 +652,7 @@ def _idle_birth(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _dead_birth(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody dies in the first view before its first heartbeat."""
+    """Kill somebody in the first view before its first heartbeat."""
     options = replace(plain, profile="birth", bootstrap="cradle", faulty_s=4.0)
     options = replace(options, hosts=dice.choice((3, 4, 5)))
     who = dice.choice(_names(options))
@@ -660,7 +661,7 @@ def _dead_birth(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _far_birth(dice: random.Random, plain: Options) -> Drawn:
-    """The first parameters come from one to whom the witness has no path."""
+    """Take the first parameters of one to whom the witness has no path."""
     hosts = dice.choice((4, 5))
     idle = dice.choice(("a", "ade"[: hosts - 2], "ade"[: hosts - 2]))
     options = replace(plain, witnesses=1, idle=idle, outbound="bc", hosts=hosts, faulty_s=4.0)
@@ -678,7 +679,7 @@ def _dark(dice: random.Random, plain: Options) -> tuple[Options, float]:
 
 
 def _called_learner(dice: random.Random, plain: Options) -> Drawn:
-    """A process with a checkpoint calls for the run that goes on, at somebody who joins it."""
+    """Let a process with a checkpoint call for the run at somebody who joins it."""
     options, at_s = _dark(dice, plain)
     names = _names(options)
     back = " ".join(f"{name}:up:{dice.uniform(0.3, 1.0):.2f}" for name in names)
@@ -691,7 +692,7 @@ def _called_learner(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _resumed(dice: random.Random, plain: Options) -> Drawn:
-    """One goes on from its checkpoint alone, with --resume."""
+    """Resume one alone from its checkpoint."""
     options, at_s = _dark(dice, plain)
     names = _names(options)
     alone, also = dice.choice(names), "new" if dice.random() < 0.7 else "up"
@@ -703,7 +704,7 @@ def _resumed(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _kept_its_power(dice: random.Random, plain: Options) -> Drawn:
-    """One keeps its power, and asks for a new view of the run that the others begin again."""
+    """Let one keep its power, and ask for a view of the run that the others begin again."""
     options, at_s = _dark(dice, plain)
     options = replace(options, hosts=dice.choice((4, 5)), delay_s=dice.choice((0.06, 0.15)))
     names = _names(options)
@@ -722,7 +723,7 @@ def _kept_its_power(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _asks_alone(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody asks for more trainers when nobody hears it, until it is outside."""
+    """Ask for more trainers at somebody whom nobody hears, until it is outside."""
     options = replace(plain, hosts=dice.choice((3, 4, 5)), asks=(2,), faulty_s=14.0)
     who, at_s = dice.choice(_names(options)[1:]), dice.uniform(0.2, 2.0)
     return options, [
@@ -732,7 +733,7 @@ def _asks_alone(dice: random.Random, plain: Options) -> Drawn:
 
 
 def _leaves_twice(dice: random.Random, plain: Options) -> Drawn:
-    """Somebody asks to leave, and again while it does."""
+    """Ask somebody to leave, and again while it does."""
     options = replace(plain, hosts=dice.choice((4, 5)), faulty_s=6.0)
     options = replace(options, delay_s=dice.choice((0.06, 0.15)))
     who, at_s = dice.choice(_names(options)), dice.uniform(0.2, 2.0)
@@ -807,20 +808,16 @@ RARE: dict[str, Callable[[random.Random, Options], Drawn]] = {
 }
 
 
+def shown(seed: int) -> str:
+    """Return what a seed is, and what it has come to."""
+    name, options, script = drawn_rare(seed)
+    outcome = run_rare(seed, tracing=True)
+    lines = (name, options.text(), *script, outcome.trace[-SHOWN_CHARACTERS:])
+    return "\n".join(map(str, (*lines, outcome.failure or outcome.verdict)))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="rare", description=__doc__)
-    parser.add_argument("seeds", type=seeds, nargs="?", default=(0, 1000), help="A..B, before B")
-    parser.add_argument("--seed", type=int, help="one of them")
-    asked = parser.parse_args(arguments)
-    first, end = asked.seeds if asked.seed is None else (asked.seed, asked.seed + 1)
-    failed = 0
-    for seed in range(first, end):
-        outcome = run_rare(seed)
-        if outcome.failure:
-            failed += 1
-            print(f"seed {seed}: {outcome.failure}")
-    print(f"{end - first} seeds of {len(RARE)} situations, {failed} failed")
-    return bool(failed)
+    return play(run_rare, __doc__, f"{len(RARE)} situations", shown, arguments)
 
 
 if __name__ == "__main__":

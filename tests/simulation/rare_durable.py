@@ -10,7 +10,6 @@ that a home gives is on the way to the last commit that its ledger knows of.
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from atoll.peer.membership.durable_records import Recovered
 from atoll.peer.membership.operations import Call
 from atoll.peer.membership.view import Member
 from simulation.arena import Arena
-from simulation.arguments import seeds
+from simulation.arguments import play
 from simulation.durable import DurableFaults, Homes, draw_durable, draw_homes, play_durable
 from simulation.fault import Fault
 from simulation.options import NAMES, Options
@@ -36,13 +35,15 @@ from simulation.run import Outcome
 
 __all__ = ["RARE_DURABLE", "run_rare_durable"]
 
+SHOWN_CHARACTERS = 60_000  # of a trace, its end
+
 
 OFFER_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True)
 class Played:
-    """What one seed of a situation is."""
+    """Hold what one seed of a situation is."""
 
     options: Options
     homes: Homes
@@ -57,7 +58,7 @@ Situation = Callable[[random.Random, Options], Played]
 
 
 class RareArena(Arena):
-    """A network whose daemons and trainers do a few things more that real ones do.
+    """Be a network whose daemons and trainers do a few things more that real ones do.
 
     Trainers ask whether their daemon is ready before they train, and offer parameters until a run
     has begun; one that has lost calls may go on with a step. Witnesses read their homes, too, and a
@@ -178,13 +179,13 @@ class RareFaults(DurableFaults):
         super().__init__(arena, script)
 
     def _last_word(self, fault: Fault) -> None:
-        """A new incarnation dies when it has written such a record, and is away for a while."""
+        """Kill a new incarnation when it has written such a record; it is away for a while."""
         for host in self._hosts(fault):
             self.arena.last_words[host.name] = fault.detail
             self._away_s[host.name] = fault.lasts_s
 
     def _outage(self, fault: Fault) -> None:
-        """A failpoint of one process, at which the power goes for everybody."""
+        """Cut everybody's power at a failpoint of one process."""
         kind, count, side = fault.detail.split()
         trap = Trap(kind, int(count), side, fault.lasts_s)
         self._outages.append(trap)
@@ -192,7 +193,7 @@ class RareFaults(DurableFaults):
             host.traps.append(trap)
 
     def _power_trap(self, fault: Fault) -> None:
-        """A failpoint that is a power cut of that machine, always."""
+        """Cut that machine's power at a failpoint, always."""
         kind, count, side = fault.detail.split()
         trap = Trap(kind, int(count), side, fault.lasts_s)
         self._power_traps.append(trap)
@@ -209,13 +210,13 @@ class RareFaults(DurableFaults):
                 self._off(Fault(0.0, "off", other.name, away_s))
 
     def _ask_to_leave(self, fault: Fault) -> None:
-        """However few are left; one that is started again before it has left stays."""
+        """Let somebody leave, however few are left; who is started again before that stays."""
         for host in self._hosts(fault):
             if host.alive:
                 self.arena.leave(host.name)
 
     def _go(self, fault: Fault) -> None:
-        """It leaves for good, however few are left."""
+        """Let somebody leave for good, however few are left."""
         self.left.update(host.name for host in self._hosts(fault) if host.alive)
         self._ask_to_leave(fault)
 
@@ -236,7 +237,7 @@ def _homes(plain: Options, **changed: object) -> Homes:
 
 
 def _fork(dice: random.Random, plain: Options) -> Played:
-    """Two histories come into one ledger.
+    """Bring two histories into one ledger.
 
     One of two goes on alone and dies; the other goes on from the round before, and takes the first
     in. Then it dies again, right as it has caught up, or soon after.
@@ -316,7 +317,7 @@ def _syncs_s(rest_s: float, **syncs_s: float) -> dict[str, float]:
 
 
 def _restarted_voter(dice: random.Random, plain: Options) -> Played:
-    """Somebody whose vote is on its disk is started again while the others still write theirs."""
+    """Restart somebody whose vote is on its disk while the others still write theirs."""
     names = NAMES[: dice.choice((3, 4))]
     who = dice.choice(names[1:])
     script = []
@@ -329,7 +330,7 @@ def _restarted_voter(dice: random.Random, plain: Options) -> Played:
 
 
 def _full(dice: random.Random, plain: Options) -> Played:
-    """There is no room for a result that is being written, though its peer has said so."""
+    """Fill a disk to which a result is being written, though its peer has said that it keeps it."""
     names = NAMES[: dice.choice((2, 3, 3))]
     script = [
         Fault(at_s, "disk_full", dice.choice(names), round(dice.uniform(0.1, 0.6), 3))
@@ -340,14 +341,14 @@ def _full(dice: random.Random, plain: Options) -> Played:
 
 
 def _votes_left(dice: random.Random, plain: Options) -> Played:
-    """The power goes for all when only one, which keeps votes, has its READY on the disk."""
+    """Cut all power when only one, which keeps votes, has its READY on the disk."""
     script = [Fault(round(dice.uniform(0.2, 2.0), 3), "outage", "b", 0.8, "Ready 2 after")]
     homes = _homes(plain, syncs_s=_syncs_s(1.0, b=0.0005), votes_only=frozenset("b"), read_s=0.0)
     return Played(_calm(plain, hosts=dice.choice((3, 3, 4))), homes, script)
 
 
 def _first_vote(dice: random.Random, plain: Options) -> Played:
-    """A witness that had to vote for the first parameters is started again."""
+    """Restart a witness that had to vote for the first parameters."""
     at_s = round(dice.uniform(0.1, 1.0), 3)
     script = [Fault(at_s, dice.choice(("kill", "off")), "b", round(dice.uniform(0.1, 1.0), 3))]
     hosts, witnesses, slow = dice.choice(((4, 1, "a"), (5, 2, "a"), (5, 2, "d"), (5, 2, "e")))
@@ -387,7 +388,7 @@ def _lost_calls(dice: random.Random, plain: Options) -> Played:
 
 
 def _owner(dice: random.Random, plain: Options) -> Played:
-    """A witness that owns parts of a result dies in the middle of it and is back at once."""
+    """Kill a witness that owns parts of a result in the middle of it; it is back at once."""
     times = dice.choice((1, 2))
     script = [
         Fault(round(0.3 + n * 1.5, 3), "failpoint", "b", 0.1, "Reduce 1 after")
@@ -415,7 +416,7 @@ def _owner(dice: random.Random, plain: Options) -> Played:
 
 
 def _second_copy(dice: random.Random, plain: Options) -> Played:
-    """The vote of one that keeps nothing else is on its disk, and its result is gone."""
+    """Leave the vote of one that keeps nothing else on its disk, and take its result away."""
     script = [
         Fault(round(0.2 + n * 2.0, 3), "power_trap", "b", 0.2, "Ready 2 before") for n in range(3)
     ]
@@ -429,7 +430,7 @@ def _second_copy(dice: random.Random, plain: Options) -> Played:
 
 
 def _late_sync(dice: random.Random, plain: Options) -> Played:
-    """A READY is on the disk when the attempt is over, and its result was kept for the next."""
+    """Sync a READY when its attempt is over, and its result was kept for the next."""
     script = [Fault(0.1, "detach", "a", 9.0)]
     for at_s in (0.8, 3.8):
         at_s = round(at_s + dice.uniform(0.0, 0.5), 3)
@@ -444,7 +445,7 @@ def _late_sync(dice: random.Random, plain: Options) -> Played:
 
 
 def _bystander(dice: random.Random, plain: Options) -> Played:
-    """Who takes no part in a collective is asked for its vote while it still reads its home."""
+    """Ask one that takes no part in a collective for its vote while it still reads its home."""
     script = [Fault(0.2, "kill", "b", 9.0), Fault(0.2, "detach", "c", 9.0)]
     script += [
         Fault(round(1.5 + n * 1.4, 3), "failpoint", "c", 0.1, "Ready 1 before") for n in range(4)
@@ -455,7 +456,7 @@ def _bystander(dice: random.Random, plain: Options) -> Played:
 
 
 def _leaver(dice: random.Random, plain: Options) -> Played:
-    """Somebody leaves while its disk is slow, or forgets that it was a member."""
+    """Let somebody leave while its disk is slow, or forget that it was a member."""
     at_s = round(dice.uniform(0.3, 2.0), 3)
     if dice.random() < 0.5:
         script = [Fault(at_s, "slow_disk", "a", 3.0), Fault(round(at_s + 0.1, 3), "go", "a")]
@@ -472,7 +473,7 @@ def _leaver(dice: random.Random, plain: Options) -> Played:
 
 
 def _birth(dice: random.Random, plain: Options) -> Played:
-    """A founder dies while the run forms, and is back with what it has voted for."""
+    """Kill a founder while the run forms; it is back with what it has voted for."""
     hosts = dice.choice((2, 3, 3, 4))
     names = NAMES[:hosts]
     who = names[-1] if dice.random() < 0.6 else dice.choice(names)
@@ -485,7 +486,7 @@ def _birth(dice: random.Random, plain: Options) -> Played:
 
 
 def _former(dice: random.Random, plain: Options) -> Played:
-    """What a process has said arrives when the next one with its home has said something."""
+    """Delay what a process has said until the next one with its home has said something."""
     names = NAMES[: dice.choice((3, 4))]
     who = dice.choice(names)
     script = []
@@ -556,26 +557,16 @@ def run_rare_durable(seed: int, tracing: bool = False) -> Outcome:
     return replace(outcome, failure=failure)
 
 
+def shown(seed: int) -> str:
+    """Return what a seed is, and what it has come to."""
+    name, it = played(seed)
+    outcome = run_rare_durable(seed, tracing=True)
+    lines = (name, it.options.text(), it.homes, *it.script, outcome.trace[-SHOWN_CHARACTERS:])
+    return "\n".join(map(str, (*lines, outcome.failure or outcome.verdict, outcome.seen)))
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="rare_durable", description=__doc__)
-    parser.add_argument("seeds", type=seeds, nargs="?", default=(0, 1000), help="A..B, before B")
-    parser.add_argument("--seed", type=int, help="one of them, with its trace")
-    asked = parser.parse_args(arguments)
-    if asked.seed is not None:
-        name, it = played(asked.seed)
-        outcome = run_rare_durable(asked.seed, tracing=True)
-        print(name, it.options.text(), it.homes, *it.script, sep="\n")
-        print(outcome.trace[-60_000:], outcome.failure or outcome.verdict, outcome.seen, sep="\n")
-        return bool(outcome.failure)
-    first, end = asked.seeds
-    failed = 0
-    for seed in range(first, end):
-        outcome = run_rare_durable(seed)
-        if outcome.failure:
-            failed += 1
-            print(f"seed {seed}: {outcome.failure}")
-    print(f"{end - first} seeds of {len(RARE_DURABLE)} situations, {failed} failed")
-    return bool(failed)
+    return play(run_rare_durable, __doc__, f"{len(RARE_DURABLE)} situations", shown, arguments)
 
 
 if __name__ == "__main__":
