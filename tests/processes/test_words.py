@@ -19,7 +19,7 @@ UNREADABLE = re.compile(r"\de[+-]\d|unsynced:|base round|predicted|turned away|e
 
 
 def said(peer: Peer, text: str) -> None:
-    until(lambda: re.search(text, peer.text), f"{peer.name} says {text}", peer)
+    until(lambda: re.search(text, peer.text, re.MULTILINE), f"{peer.name} says {text}", peer)
 
 
 def waits(peer: Peer, text: str) -> None:
