@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from atoll.collectives.units import duration, listed
 from atoll.peer.membership.bans import forgets
@@ -65,6 +65,13 @@ from atoll.peer.membership.probation import graduated, wrong_graduation
 from atoll.peer.membership.signing import Signatures
 from atoll.peer.membership.situation import Situation
 from atoll.peer.membership.view import Ballot, View, changes_rules, is_quorum, short, successors
+
+
+class _Objection(NamedTuple):
+    """Say why a voter does not vote for a proposal; without a text, that is nobody's fault."""
+
+    text: str
+    kind: str  # of the note
 
 
 class Election(Electorate):
@@ -94,6 +101,7 @@ class Election(Electorate):
         self._bootstrap = bootstrap
         self.view = view
         self.acceptor = Acceptor(view, here.emit, self._signed)
+        self.withheld: Accept | None = None  # until no order replaces the state that it builds on
         self.candidate: Proposer | None = None
         self._detector = FailureDetector(
             here.timing, (view.coordinator,), here.now_s, here.machines
@@ -293,29 +301,38 @@ class Election(Electorate):
             self._vote_for(accept)
         return decision
 
-    def _vote_for(self, accept: Accept) -> None:
-        first, own = accept.proposal, self._own
-        if first.fork and first.rollback and own.report().holds and own.round > first.base_round:
-            return  # we have caught up since; a fork binds nobody, so another ballot finds better
-        wrong = forgets(self.view, first) or changes_rules(self.view, first)
-        wrong = wrong or wrong_graduation(self.view, first, own.completed, own.terms)
-        if wrong:
-            self._refuse(accept, wrong, "rejected")
-            return
-        unheard = own.bans.unheard(self.view, first)
-        if unheard:
-            self._refuse(accept, unheard, "ban")
-            return
-        self.acceptor.on_accept(accept)
+    def would_vote_for(self, accept: Accept) -> bool:
+        is_late = accept.ballot < self.acceptor.promised
+        return not is_late and self._objection(accept.proposal) is None
 
-    def _refuse(self, accept: Accept, wrong: str, kind: str) -> None:
+    def _vote_for(self, accept: Accept) -> None:
+        objection = self._objection(accept.proposal)
+        if objection is None:
+            self.acceptor.on_accept(accept)
+        elif objection.text:
+            self._refuse(accept, objection)
+
+    def _objection(self, proposal: View) -> _Objection | None:
+        own = self._own
+        is_fork = proposal.fork and proposal.rollback
+        if is_fork and own.report().holds and own.round > proposal.base_round:  # caught up since
+            return _Objection("", "")  # a fork binds nobody, so another ballot finds better
+        wrong = forgets(self.view, proposal) or changes_rules(self.view, proposal)
+        wrong = wrong or wrong_graduation(self.view, proposal, own.completed, own.terms)
+        if wrong:
+            return _Objection(wrong, "rejected")
+        unheard = own.bans.unheard(self.view, proposal)
+        return _Objection(unheard, "ban") if unheard else None
+
+    def _refuse(self, accept: Accept, objection: _Objection) -> None:
         """Note once of each ballot why we do not vote for it: ACCEPT is repeated."""
         if accept.ballot != self._refused:
             self._refused = accept.ballot
             text = (
-                f"no vote for view {accept.proposal.number} of {short(accept.ballot.peer)}: {wrong}"
+                f"no vote for view {accept.proposal.number} of {short(accept.ballot.peer)}: "
+                f"{objection.text}"
             )
-            self._here.emit(Note(kind, text, accept.ballot.peer))
+            self._here.emit(Note(objection.kind, text, accept.ballot.peer))
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
         """Return the next view and why it is decided, or None before it is."""

@@ -251,6 +251,8 @@ class Node:
                 if silent := self.election.to_look_at():
                     self._ask_kernels(silent)
                 self._follow(self.election.step())
+        if self.election is not None and self.election.withheld is not None:
+            self._on_accept(self.election.withheld)
         if not self._is_bound():
             self.syncing.step()
         self.forks.step(self.coordinator)
@@ -302,15 +304,18 @@ class Node:
         return None if lead is None else lead.hears_quorum(self._here.now_s)
 
     def _is_bound(self) -> bool:
-        """Return whether a view that we have voted for builds on the state that we hold.
+        """Return whether a view that we have voted for, or will, builds on the state that we hold.
 
         Its members need it: in a rollback nobody else may have it, whoever is ahead has come back.
         """
-        vote = self.election.acceptor.accepted if self.election is not None else None
-        if vote is None:
+        if self.election is None:
             return False
-        base = vote.proposal.base_round, vote.proposal.base_chain
-        return base == (self.follower.round, self.follower.chain)
+        vote, withheld = self.election.acceptor.accepted, self.election.withheld
+        return withheld is not None or (vote is not None and self._builds_on_ours(vote.proposal))
+
+    def _builds_on_ours(self, view: View) -> bool:
+        own = self.follower
+        return (view.base_round, view.base_chain) == (own.round, own.chain)
 
     def may_be_behind(self) -> bool:
         """Return whether this process has yet to hear, or to have, what the run has done.
@@ -867,7 +872,14 @@ class Node:
             self._check_memory(told)
 
     def _on_accept(self, accept: ms.Accept) -> None:
-        if self.election is not None and (decision := self.election.on_accept(accept)):
+        """Vote, and learn what is decided; for a view on our own state once nothing replaces it."""
+        election = self.election
+        if election is None:
+            return
+        needs_ours = self._builds_on_ours(accept.proposal) and election.would_vote_for(accept)
+        is_kept = not needs_ours or self.syncing.recall()
+        election.withheld = None if is_kept else accept
+        if is_kept and (decision := election.on_accept(accept)):
             self._on_decision(*decision)
 
     def _on_leave(self, source: bytes, leave: ms.Leave) -> None:

@@ -7,9 +7,15 @@ which keeps what it has received. The peer is *synced* in the moment in which st
 the same. Nobody waits for it: donors go on training, and a member takes part again from the next
 BEGIN on. It is synced by CaughtUp alone, never by comparing its own notes, because a step may be
 under way while the target changes.
+
+A view may go back to what we hold, while we are on the way to rounds that nobody else has any more.
+We vote for it only when the order under way is *recalled*: our state is still there when the view
+is decided.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from atoll.peer.membership.events import CaughtUp, Goal, Note, StartSync, Undo
 from atoll.peer.membership.member import MemberState
@@ -30,6 +36,7 @@ class StateSync:
         self._donors: View | None = None  # whose replicas hold it ...
         self._archives: tuple[Member, ...] = ()  # ... and who else does
         self._asked: Goal | None = None
+        self._recalled = False  # what was asked last is to stay where we are
         self._ask_again_s = 0.0
         self._failures = 0  # one after the other, of this view
         self._foreign = True  # our state may belong to another history than the target
@@ -64,6 +71,17 @@ class StateSync:
         self._foreign = True
         self._asked = None
 
+    def recall(self) -> bool:
+        """Have the order under way end where we are; return whether none is under way."""
+        own = self._own
+        if self._asked is None or self._ask_again_s > 0 or own.suspect or not own.unsynced:
+            return True
+        if not self._recalled:
+            self._recalled = True
+            self._asked = replace(self._asked, round=own.round, chain=own.chain)
+            self._here.emit(StartSync(self._asked))
+        return False
+
     def step(self) -> None:
         """Have the shell work on the latest target while we are behind."""
         here, own = self._here, self._own
@@ -82,7 +100,7 @@ class StateSync:
         coordinator = view.coordinator if attests else b""
         goal = Goal(*self._target, coordinator, donors, own.suspect)
         if goal != self._asked or here.now_s >= self._ask_again_s > 0:
-            self._asked, self._ask_again_s = goal, 0.0
+            self._asked, self._ask_again_s, self._recalled = goal, 0.0, False
             if self._target == own.previous and not own.suspect:
                 own.previous = (0, b"")  # once; if it cannot be undone any more, it is fetched
                 here.emit(Undo(*self._target))
@@ -95,6 +113,10 @@ class StateSync:
         own = self._own
         if not own.unsynced:
             return  # the outcome of an older order
+        if self._recalled:
+            self._recalled, self._asked = False, None
+            if (event.round, event.chain) == (own.round, own.chain):
+                return
         self._failures = 0
         steps = event.round - own.round
         if steps != 0 or event.chain != own.chain:
@@ -114,6 +136,7 @@ class StateSync:
     def on_failed(self, why: str) -> None:
         """Repeat, after a pause, the order that has ended without success."""
         here = self._here
+        self._recalled = False
         if self._own.unsynced:
             here.emit(Note("load-failed", f"the state cannot be downloaded: {why}"))
             pause_s = min(here.timing.repair_s * 2**self._failures, PAUSE_MAX_S)

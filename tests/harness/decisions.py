@@ -296,11 +296,9 @@ class Decisions:
             assert bootstrap_view is not None, (
                 "invariant 8: a first view of a lineage that nobody founded"
             )
-            self._has_quorum(
-                view,
-                bootstrap_view,
-                self._ballots((bootstrap_view.lineage, 0), view, bootstrap_view),
-            )
+            if len(bootstrap_view.members) > 1:  # else its vote is heard by nobody else
+                place = bootstrap_view.lineage, 0
+                self._has_quorum(view, bootstrap_view, self._ballots(place, view, bootstrap_view))
             brought = self._brought[bootstrap_view.lineage]
             held = {p for peer in view.peers for p in brought.get(peer, ())}
             assert base in held, f"invariant 8: resumed at {base}, which no founder held"

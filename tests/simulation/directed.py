@@ -140,7 +140,7 @@ DIRECTED = {
         "only_the_one_whose_parameters_init_gives_need_not_offer_them_again",
         "trainers_that_all_count_nothing_count_alike",
         "who_catches_up_has_no_say_in_which_state_is_right",
-        "who_gets_a_later_round_after_its_vote_to_go_back_undoes_it",
+        "who_gets_a_later_round_after_its_promise_undoes_it",
         "who_is_in_doubt_does_not_take_over",
         "who_missed_the_first_parameters_begins_from_a_copy_of_them",
         "who_was_late_while_nobody_knew_how_long_a_phase_takes_is_in_again",
@@ -189,7 +189,7 @@ OFTEN = {
     "rounds_after_one_that_is_held_do_not_stay_open": 4,
     "the_path_is_to_blame_where_a_relay_carries_it": 6,
     "two_go_through_a_relay_and_three_let_the_witness_own": 6,
-    "who_gets_a_later_round_after_its_vote_to_go_back_undoes_it": 2,
+    "who_gets_a_later_round_after_its_promise_undoes_it": 2,
     "who_has_links_to_too_few_asks_nobody": 4,
 }
 AFTER_S = 3.0  # longer than an election takes

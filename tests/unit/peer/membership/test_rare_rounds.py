@@ -453,8 +453,8 @@ def one_round_ahead() -> Cluster:
     return cluster
 
 
-def catches_up_after_its_vote(cluster: Cluster) -> None:
-    """Let b vote to go back, and have the round of a only then: that was under way from it."""
+def catches_up_after_its_promise(cluster: Cluster) -> None:
+    """Let b promise, and have the round of a only when the others have decided to go back."""
     a, c, host = peer_id("a"), peer_id("c"), cluster.host("b")
     left, late, deliver = host.round, list[ev.Event](), cluster.deliver
 
@@ -464,43 +464,45 @@ def catches_up_after_its_vote(cluster: Cluster) -> None:
         else:
             deliver(host, event)
 
-    def of_a_or_too_early(source: bytes, peer: bytes, message: object) -> bool:
-        stands = isinstance(message, ms.Prepare) and source != host.peer
-        return a in (source, peer) or stands or isinstance(message, ms.Accepted)
+    def of_a_or_another(source: bytes, peer: bytes, message: object) -> bool:
+        """Return whether it is of a, of another candidate than c, or of a decision, to b."""
+        stands = isinstance(message, ms.Prepare) and source != c
+        tells = peer == host.peer and not isinstance(message, ms.Prepare)
+        return a in (source, peer) or stands or tells
 
-    def stands() -> bool:
-        return host.node.election is not None and host.node.election.candidate is not None
-
-    def has_voted() -> bool:
-        election = host.node.election
-        vote = election.acceptor.accepted if election is not None else None
-        return vote is not None and vote.proposal.base_round == left
+    def has_promised() -> bool:
+        return host.node.election is not None and host.node.election.acceptor.frozen
 
     cluster.hold = lambda source, peer, message: {a, c} == {source, peer}
     cluster.deliver = deliver_later  # type: ignore[method-assign]
     cluster.resume("b")
     cluster.until(lambda: bool(late), limit_s=5.0)
-    cluster.hold = of_a_or_too_early
-    cluster.until(stands, limit_s=10.0)
-    cluster.resume("c")  # it votes for who asks it, and has not asked anybody itself
-    cluster.until(has_voted, limit_s=30.0)
+    cluster.hold = of_a_or_another
+    cluster.resume("c")
+    cluster.until(has_promised, limit_s=30.0)
+    cluster.until(lambda: rolled_back(cluster.host("c")), limit_s=30.0)
+    assert not rolled_back(host)
     cluster.deliver = deliver  # type: ignore[method-assign]
     cluster.give("b", late[0])
     assert host.round == left + 1
 
 
-def test_who_gets_a_later_round_after_its_vote_to_go_back_undoes_it() -> None:
+def rolled_back(host: Host) -> bool:
+    return host.node.view is not None and host.node.view.rollback
+
+
+def test_who_gets_a_later_round_after_its_promise_undoes_it() -> None:
     """All count from where the view begins. The undoing takes a while: others go on meanwhile."""
     cluster = one_round_ahead()
     a, host = peer_id("a"), cluster.host("b")
     left = host.round
-    catches_up_after_its_vote(cluster)
+    catches_up_after_its_promise(cluster)
     undoes: list[tuple[Host, ev.Undo]] = []
     undo = cluster._carry[ev.Undo]
     cluster._carry[ev.Undo] = lambda host, effect: undoes.append((host, effect))
     cluster.stuck = lambda host, donor: host.name == "b"
     cluster.hold = lambda source, peer, message: a in (source, peer)
-    cluster.until(lambda: host.node.view is not None and host.node.view.rollback, limit_s=5.0)
+    cluster.until(lambda: rolled_back(host), limit_s=5.0)
     diverged = [host.node.follower.diverged]
     cluster.until(lambda: cluster.host("c").round > left, limit_s=5.0)
     cluster.run(2 * cluster.delay_s)

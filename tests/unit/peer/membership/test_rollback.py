@@ -11,6 +11,7 @@ from harness.faults import when_held
 
 from atoll.peer.membership.election import Election
 from atoll.peer.membership.messages import Accept, Accepted
+from atoll.peer.membership.timing import Timing
 from atoll.peer.membership.view import WITNESS, Ballot, Rules, View, forked
 
 
@@ -20,9 +21,9 @@ def view_of(cluster: Cluster, name: str) -> View:
     return view
 
 
-def lone_copy(on_lost: str) -> Cluster:
+def lone_copy(on_lost: str, timing: Timing | None = None) -> Cluster:
     """Two replicas, two witnesses: a trained alone while b was cut off."""
-    cluster = Cluster("")
+    cluster = Cluster("", timing)
     cluster.rules = Rules(on_lost=on_lost, policy="majority")
     for name in "abvw":
         cluster.add(name, WITNESS if name in "vw" else "replica")
@@ -187,6 +188,34 @@ def test_who_has_voted_to_go_back_keeps_what_the_others_go_back_to() -> None:
     cluster.until(lambda: bool(view_of(cluster, "b").rollback), 60.0)
     assert not b.node.follower.diverged
     cluster.until(lambda: b.round > left, 60.0)
+
+
+def test_who_votes_to_go_back_downloads_no_later_rounds_any_more() -> None:
+    """Their last holder has gone, and all that is lacking is under way. Whoever got there had left
+    the state that the view begins with: no living member had it, and the run halted for ever."""
+    cluster = lone_copy("rollback", replace(Timing(), lost_s=0.5))
+    a, b = cluster.host("a"), cluster.host("b")
+    left = b.round
+    a.hangs = True
+    cluster.run(0.3)
+    cluster.cut.clear()
+    cluster.stuck = lambda host, donor: True  # nothing comes, and the download waits for it
+    cluster.until(lambda: b.node.follower.unsynced, 5.0)
+    cluster.run(0.05)
+    cluster.hold = lambda source, peer, message: a.peer in (source, peer) or isinstance(
+        message, Accepted
+    )
+    cluster.until(lambda: _votes_for(b.node.election) == left, 60.0)
+    cluster.stuck = lambda host, donor: False
+    cluster.run(2.0)
+    assert b.round == left
+    cluster.hold = lambda source, peer, message: a.peer in (source, peer)
+    cluster.until(lambda: view_of(cluster, "b").rollback, 60.0)
+    cluster.until(lambda: b.round > left, 60.0)
+    cluster.hold = lambda source, peer, message: False
+    a.hangs = False
+    cluster.heal()
+    cluster.until_round("abvw", 2, limit_s=60.0)
 
 
 def _votes_for(election: Election | None) -> int:
