@@ -202,8 +202,8 @@ def test_who_votes_to_go_back_downloads_no_later_rounds_any_more() -> None:
     cluster.stuck = lambda host, donor: True  # nothing comes, and the download waits for it
     cluster.until(lambda: b.node.follower.unsynced, 5.0)
     cluster.run(0.05)
-    cluster.hold = lambda source, peer, message: a.peer in (source, peer) or isinstance(
-        message, Accepted
+    cluster.hold = lambda source, peer, message: (
+        a.peer in (source, peer) or isinstance(message, Accepted)
     )
     cluster.until(lambda: _votes_for(b.node.election) == left, 60.0)
     cluster.stuck = lambda host, donor: False
