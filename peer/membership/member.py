@@ -201,6 +201,8 @@ class MemberState:
         self.fragments, self.rounds_in_flight = event.fragments, event.rounds_in_flight
 
     def on_applied(self, event: Applied) -> None:
+        if event.round > self.round:
+            return  # it has been taken back since
         self._earlier = (self.digest, self.digest_round)
         self.digest, self.digest_round = event.digest, event.round
 
@@ -656,6 +658,8 @@ class MemberState:
         ``unchanged``: at least so many rounds, up to this one, have changed no state.
         """
         self.round, self.chain = at = round_number, chain
+        if self.digest_round > round_number:  # of a round of another history, until we hear more
+            self.digest, self.digest_round, self._earlier = b"", -1, (b"", -1)
         if self.diverged:
             return
         unchanged = max(0, unchanged)

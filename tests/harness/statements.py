@@ -107,6 +107,8 @@ class Statements:
         if kind is ms.Heartbeat:
             told = self._positions.setdefault((host.peer, message.inc), set())
             told.add((message.round, message.chain))
+            beyond = message.digest_round > message.round
+            assert not beyond, f"invariant 3: {host.name} tells the state of a round to come"
             for run in message.runs if not message.unsynced else ():
                 if run.root:
                     self._note_ready(host, (message.lineage, message.view), run)
