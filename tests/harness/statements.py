@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.messages import GATHER, INIT, REDUCE, STEP
-from atoll.peer.membership.view import REPLICA, View
+from atoll.peer.membership.view import REPLICA, Ballot, View
 from harness.decisions import suffice
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Statements:
         self._begun: dict[Attempt, int] = {}  # with how often it had stalled
         self._last: dict[tuple[bytes, int, int], ms.Begin] = {}  # of each round in a view
         self._proposed: set[View] = set()
+        self._chosen: set[tuple[bytes, int, Ballot]] = set()  # ballots of which a value is known
         self._positions: dict[tuple[bytes, int], set[tuple[int, bytes]]] = {}  # that it has told
         self._misses: dict[tuple[Host, bytes], tuple[bytes, ...]] = {}  # the last of an attempt
         self._lives: dict[tuple[Host, bytes], int] = {}  # the last that a coordinator has gone by
@@ -132,7 +133,10 @@ class Statements:
         elif kind is ms.Accept and message.ballot.number == 0:
             self._lets_in(host, message.proposal)
         elif kind is ms.Accept:
-            self._goes_on_from_what_is_held(host, message.proposal)
+            chosen = message.lineage, message.view, message.ballot
+            if chosen not in self._chosen:  # what comes later, and was not needed, may know more
+                self._chosen.add(chosen)
+                self._goes_on_from_what_is_held(host, message.proposal)
         elif kind is ms.Commit:
             self._is_backed(host, message, effects)
         elif kind is ms.Promise:
