@@ -159,7 +159,7 @@ class MemberState:
         """Have the state that our home had promised, or go back to what its files have given."""
         self.loading = False
         if event.is_whole:
-            if self.digest_round < event.round:
+            if self.digest_round < event.round <= self.round:  # it may have gone back meanwhile
                 self.digest, self.digest_round = event.digest, event.round
             return
         for number in event.missing & self.held.keys():
