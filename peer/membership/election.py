@@ -71,7 +71,7 @@ class _Objection(NamedTuple):
     """Say why a voter does not vote for a proposal; without a text, that is nobody's fault."""
 
     text: str
-    kind: str  # of the note
+    is_ban: bool = False
 
 
 class Election(Electorate):
@@ -316,13 +316,13 @@ class Election(Electorate):
         own = self._own
         is_fork = proposal.fork and proposal.rollback
         if is_fork and own.report().holds and own.round > proposal.base_round:  # caught up since
-            return _Objection("", "")  # a fork binds nobody, so another ballot finds better
+            return _Objection("")  # a fork binds nobody, so another ballot finds better
         wrong = forgets(self.view, proposal) or changes_rules(self.view, proposal)
         wrong = wrong or wrong_graduation(self.view, proposal, own.completed, own.terms)
         if wrong:
-            return _Objection(wrong, "rejected")
+            return _Objection(wrong)
         unheard = own.bans.unheard(self.view, proposal)
-        return _Objection(unheard, "ban") if unheard else None
+        return _Objection(unheard, is_ban=True) if unheard else None
 
     def _refuse(self, accept: Accept, objection: _Objection) -> None:
         """Note once of each ballot why we do not vote for it: ACCEPT is repeated."""
@@ -332,7 +332,8 @@ class Election(Electorate):
                 f"no vote for view {accept.proposal.number} of {short(accept.ballot.peer)}: "
                 f"{objection.text}"
             )
-            self._here.emit(Note(objection.kind, text, accept.ballot.peer))
+            kind = "ban" if objection.is_ban else "rejected"
+            self._here.emit(Note(kind, text, accept.ballot.peer))
 
     def on_accepted(self, source: bytes, vote: Accepted) -> tuple[View, Proof] | None:
         """Return the next view and why it is decided, or None before it is."""

@@ -95,6 +95,8 @@ _HOSTILE = (
     "coordinator no  Coordinator.on_ready: ready.round == self._own.round + 1",
     "election no  Election._refuse: accept.ballot != self._refused",
     "election yes Election._refuse: accept.ballot != self._refused",
+    "election no  Election._refuse: objection.is_ban",
+    "election yes Election._refuse: objection.is_ban",
     "election yes Election._objection: forgets(self.view, proposal)",
     "election yes Election._objection: unheard",
     "election yes Election._objection: wrong",
