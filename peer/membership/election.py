@@ -302,6 +302,7 @@ class Election(Electorate):
         return decision
 
     def would_vote_for(self, accept: Accept) -> bool:
+        """Return whether nothing speaks against a vote for this proposal at its ballot."""
         is_late = accept.ballot < self.acceptor.promised
         return not is_late and self._objection(accept.proposal) is None
 
@@ -314,9 +315,9 @@ class Election(Electorate):
 
     def _objection(self, proposal: View) -> _Objection | None:
         own = self._own
-        is_fork = proposal.fork and proposal.rollback
-        if is_fork and own.report().holds and own.round > proposal.base_round:  # caught up since
-            return _Objection("")  # a fork binds nobody, so another ballot finds better
+        goes_back_alone = proposal.fork and proposal.rollback
+        if goes_back_alone and own.report().holds and own.round > proposal.base_round:
+            return _Objection("")  # caught up since: it binds nobody, another ballot finds better
         wrong = forgets(self.view, proposal) or changes_rules(self.view, proposal)
         wrong = wrong or wrong_graduation(self.view, proposal, own.completed, own.terms)
         if wrong:

@@ -72,7 +72,10 @@ class StateSync:
         self._asked = None
 
     def recall(self) -> bool:
-        """Have the order under way end where we are; return whether none is under way."""
+        """Have the order under way end where we are; return whether none is under way.
+
+        The shell answers as for any order, within its own limits, also when it fails.
+        """
         own = self._own
         if self._asked is None or self._ask_again_s > 0 or own.suspect or not own.unsynced:
             return True
@@ -116,7 +119,7 @@ class StateSync:
         if self._recalled:
             self._recalled, self._asked = False, None
             if (event.round, event.chain) == (own.round, own.chain):
-                return
+                return  # nothing has changed that our trainer is to hear of
         self._failures = 0
         steps = event.round - own.round
         if steps != 0 or event.chain != own.chain:
