@@ -25,6 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test test-integrations chaos test-slow check check-deploy wheel wheel-aarch64 docs bench soak soak-short simulate map limits figures \
         simulate-audits simulate-durable simulate-rare replay shrink \
         traces nightly nightly-slow nightly-golden mutants mutate simulate-coverage scenarios-rewrite golden-rewrite bench-convergence bench-convergence-quick bench-convergence-grid \
+        bench-convergence-newest \
          bench-robust bench-reachable bench-time bench-first-state bench-durable bench-operated bench-telemetry bench-plan \
          power-cuts restarts clean
 
@@ -53,7 +54,8 @@ help:
 	@echo "make bench   everything that has a bar is measured; ARGS=--list says what, ARGS=\"--only wan\" part"
 	@echo "make bench-convergence   held-out loss against bytes sent, of every method; two hours, and it"
 	@echo "             goes on where it was stopped; make bench-convergence-quick: under five minutes;"
-	@echo "             make bench-convergence-grid: which inner and outer rates and momenta methods want"
+	@echo "             make bench-convergence-grid: which inner and outer rates and momenta methods want;"
+	@echo "             make bench-convergence-newest: the newest papers, round lengths, more workers"
 	@echo "make bench-robust   what attacks cost a run with each robust rule; an hour, and it goes on;"
 	@echo "             ARGS=--quick: a few of them, about two minutes"
 	@echo "make bench-reachable   rounds, bytes and joining of peers that can only dial out, beside others, in a"
@@ -214,6 +216,10 @@ bench-convergence-quick: $(STAMP)
 # ARGS="--size 0.1M" and larger ones, each from what the one before found; it prints its hours first.
 bench-convergence-grid: $(STAMP)
 	$(CONVERGENCE).grid $(ARGS)
+
+# An hour of one core; ARGS="--trials snoo dion" runs a part. Results and table: docs/convergence/newest.
+bench-convergence-newest: $(STAMP)
+	$(CONVERGENCE).newest $(ARGS)
 
 # An hour of one core; ARGS=--list says what is left, ARGS="--rules mean gm --attacks alie" runs a part,
 # ARGS="--minutes 30" stops after a while. Results and tables: docs/robust.

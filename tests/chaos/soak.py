@@ -448,8 +448,8 @@ class Soak:
     def problems(self) -> list[str]:
         """Return what the whole time has shown."""
         found = [self.told(stall) for stall in self.stalls.misses]
-        elder = self.watch.flat[ELDER]
-        if elder.span_s >= SHORT_S and (problem := elder.problem(elder.span_s)):
+        elder, everybody = self.watch.flat[ELDER], self.watch.flat.values()
+        if elder.span_s >= SHORT_S and (problem := elder.problem(elder.span_s, everybody)):
             found.append(f"{ELDER}: {problem}")
         return found + ([self.homes.problem] if self.homes.problem else [])
 

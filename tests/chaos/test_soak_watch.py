@@ -125,6 +125,22 @@ def test_what_a_daemon_takes_once_is_no_leak_in_a_short_soak(grows: float) -> No
     assert "memory grew" in flat(80, 170.0, grows=1.5 * grows).problem(180.0), "it goes on"
 
 
+def test_what_others_had_from_the_first_is_no_leak_in_a_short_soak() -> None:
+    late = flat(80, 170.0, grows=0.3)
+    others = [flat(80, 170.0), flat(8, 16.0)]
+    for other in others:
+        for sample in other.samples:
+            sample.rss_bytes = 115 * MIB
+    assert "memory grew" in late.problem(180.0)
+    assert not late.problem(180.0, [late, *others])
+    assert "memory grew" in late.problem(180.0, [late, others[1]]), "that one was there too shortly"
+    assert "memory grew" in flat(80, 170.0, grows=0.4).problem(180.0, [late, *others])
+    whole = flat(900, 1700.0, grows=0.3)
+    assert "memory grew" in whole.problem(1800.0, [whole, *others]), "it has had its time"
+    together = [flat(80, 170.0, grows=0.3) for _ in range(3)]
+    assert "memory grew" in together[0].problem(180.0, together), "all of them grow"
+
+
 def test_homes_that_grow_fail() -> None:
     flat_homes = Homes([100 * MIB, 140 * MIB, 90 * MIB] * 4, [50, 70, 60] * 4)
     assert not flat_homes.problem

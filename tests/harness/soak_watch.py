@@ -32,7 +32,8 @@ ROUNDS_KEPT = 2000
 # Of the median of the last third over that of the first.
 GROWTH_MAX = 1.15
 # In a soak of minutes a daemon meets much for the first time (donors, repairs, elections) and takes
-# some 10 MiB for it, once. That is no leak if it has ended: if the last third itself does not grow.
+# some 10 MiB for it, once. That is no leak if it has ended: if the last third itself does not grow,
+# or if others, which do the same, had as much as that from their first third on.
 YOUNG_RUN_S = 600.0
 STILL_GROWTH_MAX = 1.02
 GROWTH_DESCRIPTORS_MAX = 16
@@ -78,8 +79,11 @@ class Flatness:
         before, after = statistics.median(last[:half]), statistics.median(last[-half:])
         return after <= STILL_GROWTH_MAX * before
 
-    def problem(self, watched_s: float) -> str:
-        """What is wrong after ``watched_s`` seconds, or "". Too little seen is wrong too."""
+    def problem(self, watched_s: float, others: Iterable[Flatness] = ()) -> str:
+        """Return what is wrong after ``watched_s`` seconds, or "". Too little seen is wrong too.
+
+        ``others``: the daemons beside it, which take once what it takes once.
+        """
         count = len(self.samples)
         if watched_s >= SHORT_S:
             wanted = max(SAMPLES_MIN, SAMPLES_SHARE_MIN * watched_s / SAMPLE_S)
@@ -92,12 +96,20 @@ class Flatness:
         elif count < SAMPLES_MIN:
             return ""
         first, last = self.medians("rss_bytes")
-        if last > GROWTH_MAX * first and not (watched_s < YOUNG_RUN_S and self._has_settled()):
+        if last > GROWTH_MAX * first and not (
+            watched_s < YOUNG_RUN_S and (self._has_settled() or last <= _usual_bytes(others))
+        ):
             return f"memory grew from {first / 2**20:.1f} to {last / 2**20:.1f} MiB"
         first, last = self.medians("descriptors")
         if last > first + GROWTH_DESCRIPTORS_MAX:
             return f"descriptors grew from {first:.0f} to {last:.0f}"
         return ""
+
+
+def _usual_bytes(daemons: Iterable[Flatness]) -> float:
+    """Return the memory up to which one may grow that has less than these had at first."""
+    seen = [each for each in daemons if len(each.samples) >= SAMPLES_MIN]
+    return GROWTH_MAX * max((each.medians("rss_bytes")[0] for each in seen), default=0.0)
 
 
 @dataclass

@@ -111,7 +111,10 @@ def test_the_floor_sees_what_worker_0_sees_and_sends_nothing(tmp_path: Path) -> 
 def test_every_method_learns_and_does_so_again(tmp_path: Path, method: str, start: str) -> None:
     h = 1 if METHODS[method].every_step else H
     first, again = run(tmp_path, method, start, h=h), run(tmp_path, method, start, h=h)
-    assert first.points == again.points
+    if method == "private-diloco":  # nobody may know what its noise is drawn from
+        assert first.points != again.points
+    else:
+        assert first.points == again.points
     assert not first.failed
     assert first.loss < first.points[0].loss - METHODS[method].quick_margin / 10
     sent = [point.sent_bytes for point in first.points]

@@ -68,6 +68,7 @@ SIZES = {
         Size("0.8M", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3)),
         Size("0.8M-128", 128, 4, 4, 128, 8, (2e-3, 4e-3, 8e-3)),
         Size("0.1M", 64, 2, 4, 64, 8, (4e-3, 8e-3, 1.6e-2), clip=1.0),  # of grids
+        Size("0.1M-few", 64, 2, 4, 64, 2, (4e-3, 8e-3, 1.6e-2), clip=1.0),  # of many workers
         Size("0.1M-manual", 64, 2, 4, 64, 8, (4e-3, 8e-3, 1.6e-2), clip=1.0, text="manual"),
         Size("0.8M-clip", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), clip=1.0),
         Size("0.8M-manual", 128, 4, 4, 64, 8, (2e-3, 4e-3, 8e-3), clip=1.0, text="manual"),

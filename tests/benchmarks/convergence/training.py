@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,16 @@ from benchmarks.convergence.sizes import (
 )
 from benchmarks.convergence.warm import made_with, warm_start
 
-__all__ = ["Divergence", "Run", "clipping", "ring_bytes", "run_row", "speeds", "train_plainly"]
+__all__ = [
+    "Divergence",
+    "Run",
+    "clipping",
+    "ring_bytes",
+    "run_parameters",
+    "run_row",
+    "speeds",
+    "train_plainly",
+]
 
 SCORE_WINDOWS, SCORE_SEED = 64, 2**31  # of methods that ask how well a worker does
 EVALUATIONS = 4  # evenly over the steps of a row with those of the warm start; H divides them
@@ -84,6 +93,14 @@ def clipping(model: torch.nn.Module, most: float) -> Callable[[], None]:
             torch.nn.utils.clip_grad_norm_(model.parameters(), most)
 
     return clip
+
+
+def run_parameters(stepped: Any) -> AbstractContextManager[None]:
+    """Let the model have the run's parameters meanwhile, where they are not those of a worker."""
+    found: Callable[[], AbstractContextManager[None]] = getattr(
+        stepped, "outer_parameters", nullcontext
+    )
+    return found()
 
 
 def train_plainly(
@@ -163,6 +180,24 @@ class Run:
     def entry_of(self, method: str) -> Entry:
         return METHODS[method]
 
+    @property
+    def inner_name(self) -> str:
+        """Return what the warm start is made with; "" for AdamW."""
+        return "muon" if self.entry.muon else ""
+
+    def inner_of(self, model: ByteTransformer) -> torch.optim.Optimizer | Together:
+        return (muon if self.entry.muon else adamw)(model, self.row.lr)
+
+    def wrapped(
+        self, model: ByteTransformer, inner: torch.optim.Optimizer | Together
+    ) -> torch.optim.Optimizer | Together:
+        """Return what data-parallel steps after the warm start: the inner optimizer."""
+        return inner
+
+    def sent_elements(self, model: ByteTransformer) -> int:
+        """Return how many elements each step of data-parallel averages."""
+        return self.elements
+
     def swarm(self) -> Swarm:
         return Swarm(self.line.workers, speeds(self.entry.slowest, self.line.workers))
 
@@ -217,14 +252,13 @@ class Run:
             "seed": self.row.seed,
             "made_with": made_with(self._text),
         }
-        if self.entry.muon:
-            made_from["inner"] = "muon"
+        if self.inner_name:
+            made_from["inner"] = self.inner_name
         return warm_start(self._cache, made_from, train)
 
     def _fresh(self) -> tuple[ByteTransformer, torch.optim.Optimizer | Together]:
         model = self.size.model(self.row.seed)
-        make = muon if self.entry.muon else adamw
-        inner = make(model, self.row.lr)
+        inner = self.inner_of(model)
         if self._warm is not None:
             model.load_state_dict(self._warm["model"])
             inner.load_state_dict(deepcopy(self._warm["inner"]))  # which it would else share
@@ -256,6 +290,7 @@ class Run:
     def _plain(self, workers: int) -> None:
         """Train one model, whose batch is that of all workers; bytes as of a ring."""
         model, inner = self._fresh()
+        inner = self.wrapped(model, inner)
         first, clip = self.line.first_step, self.size.clip
         each = self.line.sync_every if self.entry.accumulates else 1
         batches = [self.batches(worker, first) for worker in range(workers)]
@@ -265,8 +300,10 @@ class Run:
             rates = [self._rate(step)]
             train_plainly(model, inner, batches, rates, clip=clip, accumulated=each)
             if step + each in self.evaluated:
-                sent = ring_bytes(self.elements, workers, (step + each - first) // each)
-                self.curve.read(step + each, model, 0, 1, sent)
+                elements = self.sent_elements(model)
+                sent = ring_bytes(elements, workers, (step + each - first) // each)
+                with run_parameters(inner):
+                    self.curve.read(step + each, model, 0, 1, sent)
 
     def _work(self, session: SwarmSession, swarm: Swarm) -> None:
         """One worker of a swarm."""
@@ -288,7 +325,7 @@ class Run:
         where, clip = where_is(model), clipping(model, self.size.clip)
 
         def read(step: int) -> None:
-            with outer.outer_parameters() if hasattr(outer, "outer_parameters") else nullcontext():
+            with run_parameters(outer):
                 sent = swarm.encoded_bytes / workers
                 self.curve.read(step, model, session.number, workers, sent)
 
