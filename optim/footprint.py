@@ -79,7 +79,7 @@ def log_cap_bytes(manifest: Manifest) -> int:
 
 def _result_bytes(spec: RunSpec, manifest: Manifest) -> int:
     """Return the bytes of a round's result at most, whoever takes part."""
-    codec = get_codec(spec.codec if spec.aggregate not in RULES else "float32")
+    codec = get_codec("float32") if spec.aggregate in RULES else spec.result_codec((1.0,))
     return max(
         codec.encoded_bytes(fragment_grid(manifest.grid, *r).total)
         for r in fragment_ranges(spec, manifest)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX, check_codec
-from atoll.collectives.codecs import RULES, Decoder, gathered_codec, get_codec
+from atoll.collectives.codecs import CODECS, RULES, Decoder, gathered_codec, get_codec, mean_codec
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
     CodecError,
@@ -72,6 +72,7 @@ LENGTH_BYTES = 4  # before each object of an all-gather, where they travel toget
 # The largest relative squared error of a codec, for Gaussian values, where what it loses is lost:
 # without error feedback, and always where a mean is encoded again. 4-bit codecs have 1 to 4 %.
 CODEC_ERROR_MAX = 0.1
+MEAN_CODEC = "int4"  # of the mean of coarser parts: nobody keeps what is left out of it
 # The order of the fields in the blob, whatever group they are in.
 WIRE_ORDER = (
     *("method", "sync_every", "schedule"),
@@ -191,15 +192,13 @@ class RoundSpec:
             contract = get_codec(self.codec).contract
         except CodecError as error:
             raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
-        lacking, coarse = "", contract.errors.gauss > CODEC_ERROR_MAX
+        lacking, coarse = "", is_coarse(self.codec)
         if contract.keyed and coarse:
             lacking = "error feedback that knows its keys, which rounds do not have"
         elif contract.keyed and self.encodes_again:
             lacking = "rounds in which nobody encodes its parts again: it draws at random"
         elif coarse and not self.error_feedback:
             lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
-        elif coarse and self.aggregate not in RULES:
-            lacking = f'aggregate="{RULES[-1]}": of an encoded mean, what it leaves out is lost'
         if lacking:
             what = f"codec {self.codec!r} needs {lacking}"
             raise ConfigError(what, fix="use int8, or int4 where bytes count for more")
@@ -211,9 +210,9 @@ class RoundSpec:
         the ``part_codec`` of it.
         """
         codec = get_codec(self.codec)
-        if self.aggregate not in RULES:
-            return codec
-        return gathered_codec(codec, tuple(weights), self.aggregate)
+        if self.aggregate in RULES:
+            return gathered_codec(codec, tuple(weights), self.aggregate)
+        return mean_codec(codec, get_codec(MEAN_CODEC)) if is_coarse(self.codec) else codec
 
     @property
     def rule(self) -> RobustRule | None:
@@ -397,6 +396,21 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         """Return a line for each field in which this (your) specification and the run's differ."""
         both = ((name, getattr(self, name), getattr(run, name)) for name in WIRE_ORDER)
         return [f"{name}: yours {mine}, run {its}" for name, mine, its in both if mine != its]
+
+
+def is_coarse(codec: str) -> bool:
+    """Return whether a codec leaves out so much that it has to be kept for later rounds."""
+    return get_codec(codec).contract.errors.gauss > CODEC_ERROR_MAX
+
+
+def feedback_of(codec: str, given: float | None) -> float:
+    """Return how much of what a codec leaves out is kept, unless somebody has said it.
+
+    All of it, where the codec is coarse, and else none. An unknown codec is RunSpec's to refuse.
+    """
+    if given is not None:
+        return given
+    return float(codec in CODECS and is_coarse(codec))
 
 
 def _require(spec: object, ok: bool, name: str, wanted: str) -> None:

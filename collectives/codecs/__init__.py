@@ -13,6 +13,7 @@ Encoded layouts are little-endian and without padding; the module of each codec 
     signs.py      sign, ternary
     sparse.py     topk, randk
     gathered.py   results that consist of what all participants sent
+    mean.py       results in more bits than the parts that they are the mean of
 
 No bytes that pass ``check`` decode to NaN or infinity, and where values have scales a processor
 that flushes subnormal numbers to zero decodes like every other (see scales.py).
@@ -47,6 +48,7 @@ from atoll.collectives.codecs.integers import (
     Int8StochasticCodec,
 )
 from atoll.collectives.codecs.levels import LEVEL_CODECS
+from atoll.collectives.codecs.mean import MeanCodec, mean_codec
 from atoll.collectives.codecs.plain import Bfloat16Codec, Float16Codec, Float32Codec
 from atoll.collectives.codecs.scales import SCALE_MAX, SCALE_MIN
 from atoll.collectives.codecs.signs import SignCodec, TernaryCodec
@@ -71,9 +73,11 @@ __all__ = [
     "Float32Codec",
     "Gathered",
     "Int8Codec",
+    "MeanCodec",
     "factors_of",
     "gathered_codec",
     "get_codec",
+    "mean_codec",
 ]
 
 _ALL: Final[tuple[Codec, ...]] = (

@@ -23,7 +23,7 @@ from atoll.optim.methods.synchronous import SynchronousMethod, segment_steps_of
 from atoll.optim.muon import outer_momentum_of
 from atoll.optim.options import ReplayOptions, specified, takes
 from atoll.optim.outer_step import OuterRate, factor_of
-from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec
+from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec, feedback_of
 from atoll.optim.sessions import TrainerSession
 
 
@@ -43,7 +43,12 @@ class DiLoCo(SynchronousMethod):
     changes as peers come and go.
 
     ``codec``: how pseudo-gradients travel: "int8" (a quarter of float32), "int4" (an eighth),
-    "fp4_e3m0", "bfloat16", "float32" and others of 4 bits and more (docs/limits.md).
+    "fp4_e3m0", "bfloat16", "float32" and others (docs/limits.md). Of coarser ones, "int2" and
+    "sign", the mean comes back in "int4".
+
+    ``error_feedback``: how much of what the codec leaves out goes with the next round, in [0, 1];
+    None: all of it where the codec is coarse, and else nothing. It takes 4 bytes for each parameter
+    of the daemon, and rounds in a butterfly.
 
     ``momentum_codec``: "dynamic8" keeps the momentum in 8 bits, a byte for each parameter and a
     scale for each 256 (arXiv 2110.02861); so a daemon holds 3 bytes less for each parameter.
@@ -70,6 +75,7 @@ class DiLoCo(SynchronousMethod):
         outer_momentum: float | None = None,
         momentum_codec: str = MOMENTUM_CODECS[0],
         codec: str = "int8",
+        error_feedback: float | None = None,
         warm_start: int = 0,
         warm_every: int = 2,
         **options: Unpack[ReplayOptions],
@@ -89,6 +95,7 @@ class DiLoCo(SynchronousMethod):
             outer_momentum=outer_momentum,
             momentum_codec=momentum_codec,
             codec=codec,
+            error_feedback=feedback_of(codec, error_feedback),
             segment_steps=segment_steps_of(options),
             warm_rounds=-(-warm_start // max(1, warm_every)),
             warm_every=warm_every if warm_start else 1,

@@ -39,6 +39,12 @@ class EagerUpdates:
                 " this codec draws at random",
                 fix="use int8 or int4",
             )
+        if spec.error_feedback:
+            raise ConfigError(
+                "eager updates with error feedback: a trainer counts its own part as it is sent,"
+                " and its daemon alone knows what it has left out before",
+                fix="use int8 or int4 without error feedback",
+            )
         self.anchor: F32 = np.zeros(manifest.elements, np.float32)
         self._correction: F32 = np.zeros_like(self.anchor)
         self._momentum: F32 = np.zeros_like(self.anchor)

@@ -35,7 +35,12 @@ from atoll.optim.model_io import ModelVector
 from atoll.optim.muon import outer_momentum_of
 from atoll.optim.options import TrustOptions, specified, takes
 from atoll.optim.outer_step import OuterRate, factor_of
-from atoll.optim.run_spec import MOMENTUM_CODECS, ROUNDS_IN_FLIGHT_MAX, RunSpec
+from atoll.optim.run_spec import (
+    MOMENTUM_CODECS,
+    ROUNDS_IN_FLIGHT_MAX,
+    RunSpec,
+    feedback_of,
+)
 from atoll.optim.sessions import TrainerSession
 from atoll.peer.client.console import say
 from atoll.peer.client.trainer_channel import Outcome
@@ -57,8 +62,9 @@ class StreamingDiLoCo(RoundMethod):
     delay does). ``local``: how much of its own parameters a trainer keeps then; 0 drops what it did
     in the delay, 1 would ignore the others. ``eager``: eager updates instead, for which delay and
     local mean nothing, and which cost 25 bytes of the trainer's host memory for each parameter
-    (with 16 fragments). ``outer_momentum``, ``outer_lr``, ``codec``, ``momentum_codec``: as for
-    DiLoCo; eager updates need a number for ``outer_lr``. Delay and local are each trainer's own,
+    (with 16 fragments). ``outer_momentum``, ``outer_lr``, ``codec``, ``momentum_codec``,
+    ``error_feedback``: as for DiLoCo; eager updates need a number for ``outer_lr``, and take no
+    error feedback. Delay and local are each trainer's own,
     the other arguments are the run's.
 
     There is no ``round_s``: fragments are sent at the same steps on all peers, which take turns by
@@ -84,6 +90,7 @@ class StreamingDiLoCo(RoundMethod):
         outer_momentum: float | None = None,
         momentum_codec: str = MOMENTUM_CODECS[0],
         codec: str = "fp4_e3m0",
+        error_feedback: float | None = None,
         **options: Unpack[TrustOptions],
     ) -> None:
         vector = ModelVector(
@@ -108,6 +115,7 @@ class StreamingDiLoCo(RoundMethod):
             submits="deltas" if eager else "parameters",
             momentum_codec=momentum_codec,
             codec=codec,
+            error_feedback=feedback_of(codec, error_feedback),
             fragments=count,
             rounds_in_flight=min(count, ROUNDS_IN_FLIGHT_MAX),
             **specified(options),

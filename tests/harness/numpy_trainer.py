@@ -24,7 +24,7 @@ import atoll
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError
 from atoll.optim.manifest import Manifest, Parameter
-from atoll.optim.run_spec import RunSpec
+from atoll.optim.run_spec import RunSpec, feedback_of
 
 SPARSE_LOCO = RunSpec(  # as optim/methods/sparse_loco.py has it
     method="sparse_loco",
@@ -69,6 +69,7 @@ def main() -> int:
             outer_lr=0.5,
             outer_momentum=0.5,
             codec=codec,
+            error_feedback=feedback_of(codec, None),
             momentum_codec="dynamic8" if sys.argv[7:] == ["diloco8"] else "float32",
         )
         spec = replace(spec, audit=sys.argv[7:] == ["audited"])

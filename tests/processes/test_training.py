@@ -15,7 +15,7 @@ from atoll.peer.daemon.status import render
 from atoll.peer.net.invite import Invite
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4_sr"])
+@pytest.mark.parametrize("codec", ["int8", "int4_sr", "int2"])
 def test_three_peers_train_and_agree_after_every_round(tmp_path: Path, codec: str) -> None:
     with fleet(tmp_path) as run:
         run.form("abc")

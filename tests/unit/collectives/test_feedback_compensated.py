@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, RoundResult
-from atoll.collectives.codecs import F32, Decoder, gathered_codec, get_codec
+from atoll.collectives.codecs import F32, Decoder, gathered_codec, get_codec, mean_codec
 from atoll.collectives.engine.reference import reduce_together
 from atoll.collectives.feedback import Compensated, ResidualFeedback
 
@@ -48,11 +48,10 @@ def values_of(count: int, seed: int) -> list[F32]:
 
 
 def result_codec(name: str, weights: tuple[float, ...], aggregate: str) -> Decoder:
-    return (
-        get_codec(name)
-        if aggregate == "mean"
-        else gathered_codec(get_codec(name), weights, aggregate)
-    )
+    codec = get_codec(name)
+    if aggregate != "mean":
+        return gathered_codec(codec, weights, aggregate)
+    return mean_codec(codec, get_codec("int4")) if name in ("int2", "sign") else codec
 
 
 def sent(name: str, message: F32) -> F32:
@@ -65,7 +64,10 @@ def sent(name: str, message: F32) -> F32:
 
 
 @pytest.mark.parametrize("aggregate", ["mean", "all", "senders"])
-@pytest.mark.parametrize(("name", "peers"), [("topk", 3), ("int4", 3), ("int4", 9), ("float32", 2)])
+@pytest.mark.parametrize(
+    ("name", "peers"),
+    [("topk", 3), ("int4", 3), ("int4", 9), ("int2", 3), ("sign", 2), ("float32", 2)],
+)
 def test_what_was_sent_plus_what_is_kept_is_what_came_in(
     name: str, peers: int, aggregate: str
 ) -> None:

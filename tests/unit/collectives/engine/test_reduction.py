@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives import ChunkGrid, Contribution, RoundResult
-from atoll.collectives.codecs import CODECS, F32, get_codec
+from atoll.collectives.chunks import encoded_layout
+from atoll.collectives.codecs import CODECS, F32, get_codec, mean_codec
 from atoll.collectives.engine.parts import ENCODERS_MAX
 from atoll.collectives.errors import LocalProtocolError, RemoteProtocolError, RoundTimeoutError
 from atoll.collectives.schedule.schedule import Frame, FrameKind
@@ -41,6 +42,19 @@ def test_everyone_ends_with_the_bytes_of_the_reference(
     group.start(streams)
     group.wait_done()
     group.check_results()
+
+
+@pytest.mark.parametrize("streams", ["memory", "sockets"])
+@pytest.mark.parametrize("parts", ["int2", "sign", "topk"])
+def test_a_mean_may_have_more_bits_than_its_parts(
+    make_group: MakeGroup, parts: str, streams: str
+) -> None:
+    codec = mean_codec(get_codec(parts), get_codec("int4"))
+    group = make_group(codec, weights=[1.0, 0.0, 3.0])
+    group.start(streams)
+    group.wait_done()
+    group.check_results()
+    assert group.results[0].size == encoded_layout(group.grid, get_codec("int4")).total_bytes
 
 
 @settings(
