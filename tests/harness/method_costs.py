@@ -139,6 +139,7 @@ def _gradients(
 COSTS: dict[str, Row] = {
     "DiLoCo": _rounds(DiLoCo, 100),
     'DiLoCo(codec="int4")': _rounds(DiLoCo, 100, codec="int4"),
+    'DiLoCo(codec="int2")': _rounds(DiLoCo, 100, codec="int2"),
     'DiLoCo(codec="float32")': _rounds(DiLoCo, 100, codec="float32"),
     'DiLoCo(momentum_codec="dynamic8")': _rounds(DiLoCo, 100, momentum_codec="dynamic8"),
     "StreamingDiLoCo": _streaming(),
