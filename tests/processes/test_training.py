@@ -236,3 +236,28 @@ def test_a_stopped_peer_is_left_out_and_comes_back(tmp_path: Path) -> None:
         run.peers["c"].kill(signal.SIGCONT)
         run.peers["c"].reaches(number + 6)
         assert run.agree("abc") >= 1
+
+
+def test_two_bits_bear_a_death_a_return_and_a_newcomer(tmp_path: Path) -> None:
+    """What others left out of their parts is theirs, and no part of what is handed on."""
+    with fleet(tmp_path) as run:
+        run.form("abc")
+        for name in "abc":
+            run.train(name, codec="int2")
+        for name in "abc":
+            run.peers[name].reaches(5)
+        run.trainers["c"].kill()
+        run.peers["c"].kill()
+        run.peers["c"].ends()
+        number = run.peers["a"].status()["round"]
+        for name in "ab":
+            run.peers[name].reaches(number + 3)
+        run.restart("c")  # and its trainer
+        run.join("d")
+        run.train("d", codec="int2")
+        number = run.peers["a"].status()["round"]
+        for name in "abcd":
+            run.sees(name, 4)
+            run.peers[name].reaches(number + 5)
+        assert run.agree("abcd") >= 1
+        assert "what error feedback held before this start is lost" in run.peers["c"].text
