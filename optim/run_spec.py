@@ -17,7 +17,15 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX, check_codec
-from atoll.collectives.codecs import CODECS, RULES, Decoder, gathered_codec, get_codec, mean_codec
+from atoll.collectives.codecs import (
+    CODECS,
+    RULES,
+    Decoder,
+    gathered_codec,
+    get_codec,
+    is_coarse,
+    mean_codec,
+)
 from atoll.collectives.counter_rng import derive_key
 from atoll.collectives.errors import (
     CodecError,
@@ -69,10 +77,9 @@ AUDITED_CHUNKS_MAX = 21_500
 SAID_BYTES_MAX = 36 * AUDITED_CHUNKS_MAX  # eight projections and a distance of each
 BLOB_BYTES_MAX = 512 * 1024  # must fit into one control frame of 1 MiB with room to spare
 LENGTH_BYTES = 4  # before each object of an all-gather, where they travel together as a blob
-# The largest relative squared error of a codec, for Gaussian values, where what it loses is lost:
-# without error feedback, and always where a mean is encoded again. 4-bit codecs have 1 to 4 %.
-CODEC_ERROR_MAX = 0.1
-MEAN_CODEC = "int4"  # of the mean of coarser parts: nobody keeps what is left out of it
+# The largest relative squared error of a codec, for Gaussian values, whose parts are averaged with
+# error feedback: of less than one element in two an outer momentum makes oscillations.
+AVERAGED_ERROR_MAX = 0.5
 # The order of the fields in the blob, whatever group they are in.
 WIRE_ORDER = (
     *("method", "sync_every", "schedule"),
@@ -199,6 +206,8 @@ class RoundSpec:
             lacking = "rounds in which nobody encodes its parts again: it draws at random"
         elif coarse and not self.error_feedback:
             lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
+        elif contract.errors.gauss > AVERAGED_ERROR_MAX and self.aggregate not in RULES:
+            lacking = f'aggregate="{RULES[-1]}", as of SparseLoCo: so little of it is sent'
         if lacking:
             what = f"codec {self.codec!r} needs {lacking}"
             raise ConfigError(what, fix="use int8, or int4 where bytes count for more")
@@ -209,10 +218,9 @@ class RoundSpec:
         ``weights`` are those of its participants, in the order of peer ids. Parts are encoded with
         the ``part_codec`` of it.
         """
-        codec = get_codec(self.codec)
         if self.aggregate in RULES:
-            return gathered_codec(codec, tuple(weights), self.aggregate)
-        return mean_codec(codec, get_codec(MEAN_CODEC)) if is_coarse(self.codec) else codec
+            return gathered_codec(get_codec(self.codec), tuple(weights), self.aggregate)
+        return mean_codec(self.codec)
 
     @property
     def rule(self) -> RobustRule | None:
@@ -275,6 +283,7 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
         self._check_round()
+        self._check_feedback()
         self._check_warm_start()
         self._check_trust()
         trainers_max = AUDITED_PEERS_MAX if self.audit else MIN_TRAINERS_MAX
@@ -285,6 +294,12 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
     def encodes_again(self) -> bool:
         """Return whether anybody does, audits, or publishes vectors beside rounds."""
         return super().encodes_again or self.audit or self.method not in STEPPED
+
+    def _check_feedback(self) -> None:
+        """Raise ConfigError where nobody keeps what is left out, or others cannot know it."""
+        kept = self.is_averaged and not self.audit
+        why = "with audits, which go by what is submitted" if self.audit else f"in {self.method}"
+        _require(self, kept or not self.error_feedback, "error_feedback", f"0 {why}")
 
     def _check_warm_start(self) -> None:
         rounds_max = WARM_ROUNDS_MAX if self.method in WARMED and not self.validators else 0
@@ -398,11 +413,6 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
         return [f"{name}: yours {mine}, run {its}" for name, mine, its in both if mine != its]
 
 
-def is_coarse(codec: str) -> bool:
-    """Return whether a codec leaves out so much that it has to be kept for later rounds."""
-    return get_codec(codec).contract.errors.gauss > CODEC_ERROR_MAX
-
-
 def feedback_of(codec: str, given: float | None) -> float:
     """Return how much of what a codec leaves out is kept, unless somebody has said it.
 
@@ -410,7 +420,7 @@ def feedback_of(codec: str, given: float | None) -> float:
     """
     if given is not None:
         return given
-    return float(codec in CODECS and is_coarse(codec))
+    return float(isinstance(codec, str) and codec in CODECS and is_coarse(codec))
 
 
 def _require(spec: object, ok: bool, name: str, wanted: str) -> None:

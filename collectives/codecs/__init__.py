@@ -48,7 +48,7 @@ from atoll.collectives.codecs.integers import (
     Int8StochasticCodec,
 )
 from atoll.collectives.codecs.levels import LEVEL_CODECS
-from atoll.collectives.codecs.mean import MeanCodec, mean_codec
+from atoll.collectives.codecs.mean import MeanCodec
 from atoll.collectives.codecs.plain import Bfloat16Codec, Float16Codec, Float32Codec
 from atoll.collectives.codecs.scales import SCALE_MAX, SCALE_MIN
 from atoll.collectives.codecs.signs import SignCodec, TernaryCodec
@@ -77,6 +77,7 @@ __all__ = [
     "factors_of",
     "gathered_codec",
     "get_codec",
+    "is_coarse",
     "mean_codec",
 ]
 
@@ -109,3 +110,23 @@ def get_codec(name: str) -> Codec:
     except KeyError:
         known = ", ".join(sorted(CODECS))
         raise CodecError(f"there is no codec {name!r}", fix=f"use one of: {known}") from None
+
+
+# The largest relative squared error of a codec, for Gaussian values, where what it loses is lost:
+# without error feedback, and always where a mean is encoded again. 4-bit codecs have 1 to 4 %.
+CODEC_ERROR_MAX: Final = 0.1
+OF_COARSE: Final = "int4"  # in which the mean of coarser parts is encoded
+
+
+def is_coarse(name: str) -> bool:
+    """Return whether a codec leaves out so much that it has to be kept for later rounds."""
+    return get_codec(name).contract.errors.gauss > CODEC_ERROR_MAX
+
+
+def mean_codec(name: str) -> Codec:
+    """Return the codec of the mean of parts that are encoded as ``name`` says.
+
+    It is the same one, but for coarse ones. Raises CodecError for an unknown name.
+    """
+    codec = get_codec(name)
+    return MeanCodec(codec, get_codec(OF_COARSE)) if is_coarse(name) else codec

@@ -116,7 +116,8 @@ class Decoder(ABC):
 class Codec(Decoder):
     """Turn values into bytes and back, by a pair of functions.
 
-    Nothing of the size of the input is allocated. The mean of parts is encoded as they are.
+    Nothing of the size of the input is allocated. The mean of parts is encoded as they are, but for
+    coarse ones (``mean_codec``).
     """
 
     contract: Contract

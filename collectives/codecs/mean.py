@@ -9,43 +9,45 @@ a mean of four three quarters of what int4 takes for both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 
-from atoll.collectives.codecs.base import F32, U8, Codec
+from atoll.collectives.codecs.base import F32, U8, Codec, Contract
 
 
+@dataclass(frozen=True)
 class MeanCodec(Codec):
     """Encode a result as ``whole`` does, where its parts are encoded as ``parts`` says."""
 
-    def __init__(self, parts: Codec, whole: Codec) -> None:
-        self._parts, self._whole = parts, whole
-        self.name = f"{whole.name} of {parts.name}"
-        self.contract = whole.contract
+    parts: Codec
+    whole: Codec
+
+    @cached_property
+    def name(self) -> str:  # type: ignore[override]  # of a codec it is a constant
+        return f"{self.whole.name} of {self.parts.name}"
+
+    @property
+    def contract(self) -> Contract:  # type: ignore[override]
+        return self.whole.contract
 
     @property
     def part_codec(self) -> Codec:
-        return self._parts
+        return self.parts
 
     def encoded_bytes(self, count: int) -> int:
-        return self._whole.encoded_bytes(count)
+        return self.whole.encoded_bytes(count)
 
     def encode(self, values: F32, out: U8, key: int = 0) -> None:
-        self._whole.encode(values, out, key)
+        self.whole.encode(values, out, key)
 
     def check(self, data: U8, count: int) -> None:
-        self._whole.check(data, count)
+        self.whole.check(data, count)
 
     def decode(self, data: U8, out: F32) -> None:
-        self._whole.decode(data, out)
+        self.whole.decode(data, out)
 
     def decode_add(self, data: U8, factor: float, into: F32) -> None:
-        self._whole.decode_add(data, factor, into)
+        self.whole.decode_add(data, factor, into)
 
     def decode_columns(self, parts: Sequence[U8], count: int, lo: int, out: F32) -> bool:
-        return self._whole.decode_columns(parts, count, lo, out)
-
-
-@lru_cache
-def mean_codec(parts: Codec, whole: Codec) -> MeanCodec:
-    """Return the same codec object for the same two."""
-    return MeanCodec(parts, whole)
+        return self.whole.decode_columns(parts, count, lo, out)

@@ -57,7 +57,8 @@ class Reduction:
     ``contribution`` gives its own part of each chunk.
     ``result`` is completed in place: what its codec and ``plan.fold`` say, the same bytes for all.
     After ``abort`` has returned no more chunks become final, and final ones stay valid.
-    ``part_codec`` is that of parts and partial sums; by default they are encoded like the result.
+    ``part_codec`` is that of parts and partial sums; by default what the result's codec
+    says, which is how the result is encoded too, but for coarse ones.
     ``kept`` are chunks that an earlier attempt has finished, with their digests: the plan gives
     them no owner. Those that ``result`` holds are final at once; ``lacking`` are to be put.
     ``on_done(digests)`` is called once, when the result is complete here, with the digest of each

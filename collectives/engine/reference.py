@@ -1,7 +1,7 @@
 """Reduce among participants that are all in this process: no frames, the same bytes.
 
 What peers compute in a butterfly is fixed: every part goes through the codec, the parts are added
-in the order of the participants, and the sum goes through the codec once more (schedule/tree.py).
+in the order of the participants, and the sum goes through a codec once more (schedule/tree.py).
 Here it is a loop, for swarms (optim/swarm.py).
 """
 

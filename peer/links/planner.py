@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from atoll.collectives.chunks import ChunkGrid, grid_for
-from atoll.collectives.codecs import Decoder, get_codec
+from atoll.collectives.codecs import Decoder, get_codec, mean_codec
 from atoll.collectives.planning.choice import (
     KINDS,
     MARGIN,
@@ -241,7 +241,7 @@ class Planner:
         self._made_for, self._gaps_s, self.predicted_s = (), float("inf"), 0.0
         if not owners.elements:
             return  # nobody has said yet what is reduced
-        codec, grid = get_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)
+        codec, grid = mean_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)
         parts = size(count * codec.part_codec.encoded_bytes(grid.total))
         results = size(count * codec.encoded_bytes(grid.total))
         said = f"{owners.why}; of each round {parts} come to it and {results} go from it"

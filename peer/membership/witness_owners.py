@@ -38,8 +38,8 @@ CodecName = Annotated[str, Within(0, RULE_CHARACTERS_MAX)]
 class Work:
     """Say what the steps of a run reduce.
 
-    ``elements``: of each fragment, cut into chunks of ``chunk_elements`` and encoded with
-    ``codec``. There is none where parts are not just averaged.
+    ``elements``: of each fragment, cut into chunks of ``chunk_elements``, whose parts are
+    encoded with ``codec``. There is none where parts are not just averaged.
     """
 
     elements: Annotated[tuple[Elements, ...], Within(1, FRAGMENTS_MAX)]

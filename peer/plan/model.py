@@ -47,7 +47,7 @@ from atoll.collectives.planning.choice import (
 from atoll.collectives.planning.cost_model import LINK_OVERHEAD
 from atoll.collectives.planning.network_model import F64, Network
 from atoll.collectives.planning.pacing import carried_bytes
-from atoll.optim.run_spec import MEAN, SYNC_EVERY_MAX, RunSpec
+from atoll.optim.run_spec import MEAN, SYNC_EVERY_MAX, RunSpec, feedback_of
 
 # For each parameter: decode, step, digest. docs/log.md: some 0.05 s of four million.
 OUTER_STEP_S: Final = 12e-9
@@ -204,14 +204,23 @@ class Variant:
         """Return the codec of a round's result. Raises ConfigError for one that cannot be."""
         if self.facts.every_step:
             return get_codec(self.codec)
+        return self._spec.result_codec((1.0,) * peers)
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """Return the kinds of reductions that it may have."""
+        is_any = self.facts.every_step or not self._spec.needs_butterfly
+        return KINDS if is_any else ("butterfly",)
+
+    @property
+    def _spec(self) -> RunSpec:
         gathers = self.method == "sparse_loco"
-        spec = RunSpec(
+        return RunSpec(
             sync_every=self.sync_every,
             codec=self.codec,
             aggregate="senders" if gathers else MEAN,
-            error_feedback=0.95 if gathers else 0.0,
+            error_feedback=0.95 if gathers else feedback_of(self.codec, None),
         )
-        return spec.result_codec((1.0,) * peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,8 +297,7 @@ class _Exchange:
         network, count = run.network, len(run.hosts)
         elements = -(-run.parameters // fragments)
         codec = variant.result_codec(count)
-        kinds = ("butterfly",) if variant.method == "sparse_loco" else KINDS
-        task = task_of(grid_for(elements), codec, kinds=kinds)
+        task = task_of(grid_for(elements), codec, kinds=variant.shapes)
         names = tuple(host.name for host in run.hosts)
         self.choice: Choice = choose(network, task, names)
         part_bytes, result_bytes = (

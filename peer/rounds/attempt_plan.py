@@ -18,7 +18,7 @@ from atoll.collectives import (
     shared_plan,
 )
 from atoll.collectives.chunks import operation_grid
-from atoll.collectives.codecs import Decoder
+from atoll.collectives.codecs import Decoder, mean_codec
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.robust import RobustRule
 from atoll.optim.run_spec import parse_blob, round_key
@@ -41,7 +41,7 @@ def shape_of(begin: Begin, state: ReplicatedState | None) -> tuple[Decoder, Chun
         return get_codec(begin.operation.codec), grid
     owners = begin.owners
     if state is None and owners is not None and owners.elements:
-        return get_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)
+        return mean_codec(owners.codec), ChunkGrid(owners.elements, owners.chunk_elements)
     if state is None:
         raise RemoteProtocolError(f"round {begin.round} is begun, but there is no state yet")
     return state.spec.result_codec(begin.weights), state.fragment_grid(begin.fragment)

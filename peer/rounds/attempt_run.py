@@ -16,7 +16,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -282,7 +282,14 @@ class AttemptRun:
         chunks = self._chunks_with(me)
         if chunks and isinstance(source, Compensated):
             index = self.begin.participants.index(me)
-            self._peer.replica.residual.commit(source, self.result, index, chunks)
+            residual = self._peer.replica.residual
+            residual.commit(source, self.result, index, self._noted(chunks))
+
+    def _noted(self, chunks: list[int]) -> Iterator[int]:
+        """Yield chunks, and note progress after each: a coarse codec takes its time again."""
+        for chunk in chunks:
+            yield chunk
+            self._peer.note_progress(self.result.layout.size(chunk))
 
     def failed(self, peers: tuple[bytes, ...], why: str) -> None:
         self._peer.failed(self.begin, tuple(p for p in peers if p != self._peer.me), why)

@@ -8,7 +8,7 @@ forgets it, because nobody knows any more what of it is in that state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from atoll.collectives import RoundResult
 from atoll.collectives.codecs import F32, get_codec
@@ -51,7 +51,7 @@ class Residual:
         return Compensated(delta, self.feedback, state.fragment_grid(begin.fragment), first)
 
     def commit(
-        self, source: Compensated, result: RoundResult, index: int, chunks: list[int]
+        self, source: Compensated, result: RoundResult, index: int, chunks: Iterable[int]
     ) -> None:
         """Take over what the codec leaves out of our part: of ``chunks``, as participant ``index``.
 

@@ -48,10 +48,9 @@ def values_of(count: int, seed: int) -> list[F32]:
 
 
 def result_codec(name: str, weights: tuple[float, ...], aggregate: str) -> Decoder:
-    codec = get_codec(name)
-    if aggregate != "mean":
-        return gathered_codec(codec, weights, aggregate)
-    return mean_codec(codec, get_codec("int4")) if name in ("int2", "sign") else codec
+    if aggregate == "mean":
+        return mean_codec(name)
+    return gathered_codec(get_codec(name), weights, aggregate)
 
 
 def sent(name: str, message: F32) -> F32:

@@ -112,6 +112,7 @@ def test_only_rounds_of_all_peers_can_have_newcomers(method):
         ("topk", "senders", 0.0, "error_feedback"),
         ("sign", "all", 0.0, "error_feedback"),
         ("int2", "mean", 0.0, "error_feedback"),
+        ("topk", "mean", 0.95, 'aggregate="senders"'),  # see AVERAGED_ERROR_MAX
         ("int8_sr", "senders", 0.95, "rounds in which nobody encodes"),
         ("randk", "all", 0.0, "error feedback that knows its keys"),
     ],
@@ -122,6 +123,22 @@ def test_what_a_lossy_codec_lacks_is_named(codec, aggregate, error_feedback, lac
 
 
 @pytest.mark.parametrize(
+    "others",
+    [
+        {"audit": True},
+        {"audit": True, "validators": 1, "segment_steps": 1},
+        {"method": "noloco"},
+        {"method": "gradient_average"},
+        {"method": "async_diloco", "submits": "deltas"},
+    ],
+)
+def test_feedback_is_where_a_daemon_keeps_it_and_nobody_verifies_what_it_sends(others):
+    assert RunSpec(sync_every=1, codec="int4", **others).error_feedback == 0
+    with pytest.raises(ConfigError, match=r"error_feedback must be 0 (with audits|in \w+)"):
+        RunSpec(sync_every=1, codec="int4", error_feedback=0.5, **others)
+
+
+@pytest.mark.parametrize(
     ("codec", "aggregate", "error_feedback"),
     [
         ("topk", "senders", 0.95),
@@ -129,7 +146,6 @@ def test_what_a_lossy_codec_lacks_is_named(codec, aggregate, error_feedback, lac
         ("int4", "mean", 0.9),
         ("int2", "mean", 1.0),
         ("sign", "trimmed(f=1)", 0.9),
-        ("topk", "mean", 0.95),
         ("int8", "senders", 0.0),
         ("float32", "all", 0.0),
     ],
@@ -146,7 +162,8 @@ def test_results_are_encoded_as_the_aggregate_says(codec, aggregate, error_feedb
         if aggregate not in RULES and codec == "int4":
             assert result is parts
         elif aggregate not in RULES:  # nobody keeps what is left out of the mean
-            assert result is mean_codec(parts, get_codec("int4"))
+            assert result == mean_codec(codec)
+            assert result.part_codec is parts
             assert result.encoded_bytes(1000) == get_codec("int4").encoded_bytes(1000)
         else:
             assert result == Gathered(parts, tuple(weights), aggregate)
