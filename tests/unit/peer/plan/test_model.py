@@ -155,9 +155,13 @@ def test_faster_links_never_make_a_round_slower(
 def test_more_steps_in_a_round_never_cost_training_time(
     run: RunSketch, variant: Variant, more: int
 ) -> None:
+    """But for streaming whose connections begin slowly again after longer pauses: its delay is
+    limited, and may hide a fragment's round before and not after."""
     longer = Variant(variant.method, more * variant.sync_every, variant.codec)
     before, after = forecast(run, variant), forecast(run, longer)
-    assert after.training >= before.training * (1 - 1e-9)
+    waits = any(part.seconds for part in after.parts if part.name == "waiting")
+    if not (variant.facts.streams and waits):
+        assert after.training >= before.training * (1 - 1e-9)
     assert after.day_bytes().sum() <= before.day_bytes().sum() * (1 + 1e-9)
 
 
