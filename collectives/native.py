@@ -40,6 +40,8 @@ KERNEL_CODECS: Final = (
     "fp8_e4m3",
     "fp8_e5m2",
     "dynamic8",
+    "int2",
+    "sign",
     "topk",
 )
 

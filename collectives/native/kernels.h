@@ -42,7 +42,7 @@ typedef struct {
 } codec_kernels;
 
 /* A piece has whole blocks of every codec. */
-enum { CODECS = 14, RULES = 3, PIECE = 4096, ROWS_MAX = 256, BUCKETS = 8 };
+enum { CODECS = 16, RULES = 3, PIECE = 4096, ROWS_MAX = 256, BUCKETS = 8 };
 
 /* An outer step. Inputs and outputs: theta with theta and momentum with momentum may be the same
  * memory; otherwise nothing overlaps. */

@@ -27,6 +27,7 @@
 #include "body_vectors.h"
 
 #include "body_blocks.h"
+#include "body_few.h"
 #include "body_flat.h"
 #include "body_gram.h"
 #include "body_halves.h"
@@ -49,7 +50,8 @@
         {CODEC(float32), CODEC(bfloat16), CODEC(float16), CODEC(int8),                \
          CODEC_LIKE(int8_sr, int8), CODEC(int8_shift), CODEC(int4),                   \
          CODEC_LIKE(int4_sr, int4), CODEC(int4_shift), CODEC(fp4_e3m0),               \
-         CODEC(fp8_e4m3), CODEC(fp8_e5m2), CODEC(dynamic8), CODEC(topk)},             \
+         CODEC(fp8_e4m3), CODEC(fp8_e5m2), CODEC(dynamic8), CODEC(int2), CODEC(sign), \
+         CODEC(topk)},                                                                \
         {RULE(nesterov), RULE(heavy_ball), RULE(sgd)},                                \
         weigh, mix_rows, order_rows, gram, sketch, squares, peaks,                    \
     }

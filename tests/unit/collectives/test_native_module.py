@@ -88,18 +88,23 @@ def bad_numbers(codec: str, count: int) -> Iterator[tuple[bytes, tuple[int, ...]
 
 def bad_scales_and_codes(codec: str, count: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     header = 8 if "shift" in codec else 0
-    blocks = -(-count // (256 if "int8" in codec else 64))
+    is_few = codec in ("int2", "sign")
+    blocks = -(-count // (256 if "int8" in codec or is_few else 64))
     steps = {"int8": 127, "int4": 7, "fp4_e3m0": 16, "int8_shift": 127.5, "int4_shift": 7.5}
-    limit = np.finfo(np.float32).max / steps[codec.removesuffix("_sr")]
-    tiny = np.finfo(np.float32).tiny * np.float32(4 if codec == "fp4_e3m0" else 1)
+    steps |= {"int2": 1.5104, "sign": 1}
+    limit = float(np.finfo(np.float32).max) / steps[codec.removesuffix("_sr")]
+    limit = np.inf if codec == "sign" else 1.0001 * limit
+    tiny = np.finfo(np.float32).tiny * np.float32(4 if codec in ("fp4_e3m0", "int2") else 1)
     tiny *= np.float32(2**17 if header else 1)
     low = np.nextafter(tiny, np.float32(0))
-    for scale in (np.nan, np.inf, -np.inf, -0.0, -1.0, low, -tiny, 1e-45, limit * 1.0001):
+    for scale in (np.nan, np.inf, -np.inf, -0.0, -1.0, low, -tiny, 1e-45, limit):
         yield np.float32(scale).tobytes(), (header, header + 4 * (blocks - 1))
     codes, last = header + 4 * blocks, size(codec, count) - 1
     for byte in {"int8": b"\x80", "int4": b"\x08\x80\x88"}.get(codec[:4], b""):
         yield bytes([byte]), (codes, last)
-    if "int8" not in codec and count % 2:  # the nibble after the last
+    if is_few and count % 4:  # what is left of the last byte
+        yield b"\x80", (last,)
+    elif "int8" not in codec and not is_few and count % 2:  # the nibble after the last
         yield b"\x10", (last,)
 
 
