@@ -120,6 +120,7 @@ class Statements:
             begin = host.node.follower.begins.get(message.round)
             of = (message.round, message.attempt)
             is_now = begin is not None and (begin.round, begin.attempt) == of
+            is_now = is_now or any(type(effect) is ev.Installed for effect in effects)  # after it
             assert is_now, f"I5: {host.name} misses peers in attempt {of}, which is over"
         elif kind is ms.Finals:
             begin = host.node.follower.begins.get(message.round)

@@ -133,6 +133,7 @@ DIRECTED = {
         "a_joiner_that_was_dropped_for_its_silence_beats_in_vain",
         "a_plan_is_followed_if_its_data_go_between_members_with_links",
         "a_promise_of_one_that_has_died_costs_no_view",
+        "a_ready_that_only_a_beat_tells_does_not_count_once_its_peer_has_promised_another",
         "a_retry_in_an_asynchronous_run_counts_the_trainers_that_compute",
         "a_round_that_was_ended_by_a_rival_is_waited_for_anew",
         "a_run_is_begun_by_another_when_the_first_dies_in_the_middle_of_an_attempt",
@@ -152,6 +153,7 @@ DIRECTED = {
     "rollback": (
         "a_holder_that_is_back_too_late_takes_what_is_left",
         "nobody_goes_back_alone_from_what_it_has_caught_up_with",
+        "who_votes_to_go_back_downloads_no_later_rounds_any_more",
     ),
     "slow_peers": (
         "a_machine_that_goes_while_it_was_starved_is_out_within_ten_seconds",
@@ -178,19 +180,23 @@ DIRECTED = {
 }
 # Of these a third of the plays, or fewer, comes to what they are for: how often each counts.
 OFTEN = {
+    "a_witness_that_can_only_dial_out_owns_what_it_gets_through_a_relay": 3,
     "a_forks_accept_that_arrives_late_blocks_nobody": 8,
     "a_halted_run_takes_nobody_in": 4,
     "a_restored_image_loses_no_round": 4,
-    "a_step_of_which_a_witness_alone_knows_stops_everybody": 4,
+    "a_step_of_which_a_witness_alone_knows_stops_everybody": 8,
     "a_witness_that_owns_dies_and_another_one_does": 3,
     "forks_of_forks_meet_too": 5,
     "missing_one_fragments_round_does_not_touch_the_others": 6,
     "nobody_goes_back_alone_from_what_it_has_caught_up_with": 4,
+    "operations_of_which_a_witness_alone_knows_stop_nobody": 3,
     "rounds_after_one_that_is_held_do_not_stay_open": 4,
+    "stalled_learner_is_dropped_and_comes_back_after_growing_pauses": 2,
     "the_path_is_to_blame_where_a_relay_carries_it": 6,
     "two_go_through_a_relay_and_three_let_the_witness_own": 6,
     "who_gets_a_later_round_after_its_promise_undoes_it": 2,
     "who_has_links_to_too_few_asks_nobody": 4,
+    "who_votes_to_go_back_downloads_no_later_rounds_any_more": 2,
 }
 AFTER_S = 3.0  # longer than an election takes
 HEALED_S = 4.0

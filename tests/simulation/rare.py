@@ -517,7 +517,8 @@ def _late_vote(dice: random.Random, plain: Options) -> Drawn:
 
 def _late_hello(dice: random.Random, plain: Options) -> Drawn:
     """Delay what a founder has called until its next process has called."""
-    cradle = {"profile": "birth", "bootstrap": "cradle", "network": "datagrams"}
+    # A view of two may be decided, and nothing here remembers: one alone is to go on.
+    cradle = {"profile": "birth", "bootstrap": "cradle", "network": "datagrams", "policy": "auto"}
     options = _with(plain, **cradle, faulty_s=4.0)
     who, missing = dice.sample(_names(options), 2)
     return options, [

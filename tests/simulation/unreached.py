@@ -93,6 +93,8 @@ _HOSTILE = (
     "coordinator no  Coordinator.on_heartbeat: heard.attempt == attempt.begin.attempt",
     "coordinator no  Coordinator.on_heartbeat: run.round > self._own.round",
     "coordinator no  Coordinator.on_ready: ready.round == self._own.round + 1",
+    "election no  Election.would_vote_for: self._objection(accept.proposal) is None",
+    "election yes Election._vote_for: objection.text",
     "election no  Election._refuse: accept.ballot != self._refused",
     "election yes Election._refuse: accept.ballot != self._refused",
     "election no  Election._refuse: objection.is_ban",
@@ -344,14 +346,19 @@ _SHELL = (
 # chunk was asked of; a lost file and bad memory of one peer; a memory error, and a rollback by that
 # very round; a sync that outlasts an election after which the same attempt is made anew; the files
 # of all, so that a view goes back to the beginning; a ban, or a newer process, of one that lives in
-# the very view in which the coordinator leaves. Each is a condition of safety (test_attempt.py,
-# test_member.py, test_syncing.py, test_durable_restarts.py).
+# the very view in which the coordinator leaves; what the shell reports of a round, or of an order,
+# after the view has gone back or the order was recalled. Each is a condition of safety
+# (test_attempt.py, test_member.py, test_syncing.py, test_durable_restarts.py).
 _TOGETHER = (
     "admission no  Admission._successor: p in staying",
     "attempt no  Attempt.on_miss: named",
     "member no  MemberState.on_reduced: known.run.root == root",
     "member yes MemberState.on_durable: held.place != (record.lineage, record.view)",
+    "member yes MemberState.on_applied: event.round > self.round",
     "member yes MemberState.on_install: view.base_round == 0",
+    "member yes MemberState.position: self.diverged",
+    "syncing no  StateSync.on_caught_up: (event.round, event.chain) == (own.round, ow",
+    "syncing no  StateSync.recall: own.unsynced",
     "syncing yes StateSync.step: own.suspect",
 )
 

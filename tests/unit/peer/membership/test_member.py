@@ -9,6 +9,7 @@ import pytest
 
 from atoll.peer.membership.events import (
     Abort,
+    Applied,
     Apply,
     Effect,
     Fetch,
@@ -453,6 +454,14 @@ def test_what_a_view_has_taken_back_is_no_commit() -> None:
     bench.own.diverged = False
     bench.own.caught_up(2, b"2" * 32)
     assert bench.own.known == bench.own.position == (2, b"2" * 32)
+
+
+def test_the_digest_of_a_round_that_was_taken_back_is_none_of_ours() -> None:
+    """Applying it has ended after the view had gone back."""
+    bench = Bench()
+    bench.own.on_applied(Applied(3, b"d" * 32))
+    bench.own.on_applied(Applied(4, b"e" * 32))
+    assert (bench.own.digest, bench.own.digest_round) == (b"d" * 32, 3)
 
 
 def test_a_witness_moves_on_without_holding_anything() -> None:

@@ -386,6 +386,37 @@ def test_a_promise_of_one_that_has_died_costs_no_view() -> None:
     assert not {*cluster.noted("coordinator-lost")} & {*"ade"}
 
 
+def test_a_ready_that_only_a_beat_tells_does_not_count_once_its_peer_has_promised_another() -> None:
+    """Who has promised says no more READY, though its heartbeat still names the result."""
+    cluster = Cluster("abcd")
+    cluster.form("abcd")
+    a, lead = peer_id("a"), lead_of(cluster)
+    number = cluster.host("a").round + 1
+
+    def held(source: bytes, peer: bytes, message: object) -> bool:
+        """Of b's READY, the heartbeats that tell it too; what would end the election."""
+        beat = message if isinstance(message, ms.Heartbeat) else None
+        if source != peer_id("b"):
+            lost = beat is not None and beat.frozen
+        else:
+            told = beat is not None and not beat.frozen and any(run.root for run in beat.runs)
+            lost = told or isinstance(message, ms.Ready)
+        decides = isinstance(message, (ms.Accept, ms.Accepted, ms.Install))
+        return (peer == a and lost) or decides
+
+    cluster.hold = held
+    rest = [cluster.host(name) for name in "bcd"]
+    cluster.until(lambda: all(number in host.node.follower.held for host in rest), limit_s=5.0)
+    cluster.pause("a")
+    cluster.until(lambda: rest[0].node.frozen, limit_s=20.0)
+    cluster.run(2 * cluster.delay_s)
+    cluster.resume("a")
+    cluster.until(lambda: lead.roster.heartbeats[peer_id("b")].frozen, limit_s=5.0)
+    assert cluster.host("a").round < number
+    cluster.hold = lambda source, peer, message: False
+    cluster.until_round("abcd", 3, limit_s=30.0)
+
+
 def test_a_joiner_that_was_dropped_for_its_silence_beats_in_vain() -> None:
     """No view can be made: the one there is names its old incarnation."""
     cluster = Cluster("abc")

@@ -154,3 +154,36 @@ def test_a_witness_that_has_caught_up_reports_no_state() -> None:
     bench.step()
     bench.syncing.on_caught_up(CaughtUp(9, chain(9), b""))
     assert (bench.own.round, bench.own.digest_round) == (9, -1)
+
+
+def test_an_order_is_recalled_once_and_ends_where_it_has_come_to() -> None:
+    bench = Bench()
+    bench.step()
+    assert not bench.syncing.recall()
+    assert bench.took() == [StartSync(replace(GOAL, round=5, chain=chain(5)))]
+    assert not bench.syncing.recall()
+    assert bench.took() == []
+    assert bench.caught_up(5) == []
+    assert bench.syncing.recall(), "it is answered"
+    assert (bench.own.round, bench.own.unsynced) == (5, True)
+
+
+def test_what_had_arrived_before_an_order_was_recalled_counts() -> None:
+    bench = Bench()
+    bench.step()
+    bench.syncing.recall()
+    bench.took()
+    told = [effect for effect in bench.caught_up(9) if isinstance(effect, TellTrainer)]
+    assert told
+    assert (bench.own.round, bench.own.unsynced) == (9, False)
+    assert bench.syncing.recall(), "nothing is under way"
+
+
+def test_who_is_synced_meanwhile_has_nothing_to_recall() -> None:
+    """What is under way still ends, and is the outcome of an older order."""
+    bench = Bench()
+    bench.step()
+    bench.own.unsynced = False
+    assert bench.syncing.recall()
+    assert bench.took() == []
+    assert bench.caught_up(9) == []
