@@ -77,6 +77,7 @@ DIRECTED = {
         "a_trainer_that_attaches_after_a_restart_finds_the_run_where_it_is",
         "operations_of_which_a_witness_alone_knows_stop_nobody",
         "operations_that_others_have_lost_are_taken_back_by_name",
+        "who_was_stopped_while_the_base_is_waited_for_does_not_count_that_time",
     ),
     "eligibility": (
         "one_that_counts_calls_and_most_want_a_step_that_it_would_be_needed_for",
@@ -184,7 +185,7 @@ OFTEN = {
     "a_forks_accept_that_arrives_late_blocks_nobody": 8,
     "a_halted_run_takes_nobody_in": 4,
     "a_restored_image_loses_no_round": 4,
-    "a_step_of_which_a_witness_alone_knows_stops_everybody": 8,
+    "a_step_of_which_a_witness_alone_knows_stops_everybody": 4,
     "a_witness_that_owns_dies_and_another_one_does": 3,
     "forks_of_forks_meet_too": 5,
     "missing_one_fragments_round_does_not_touch_the_others": 6,

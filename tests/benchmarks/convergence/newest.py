@@ -328,10 +328,11 @@ class Trial:
     wrap: Wrap | None = None
     inner: str = ""  # "muon" or "dion"
     rank: int = 0
+    sync_every: int = H
 
     @property
     def row(self) -> Row:
-        h = 1 if self.make is None else H
+        h = 1 if self.make is None else self.sync_every
         return Row(Line(self.size, WARM, STEPS, self.workers, self.name, h), self.lr, 0)
 
 
@@ -382,6 +383,18 @@ def of_workers() -> Iterator[Trial]:
                 make=diloco("int4", **options),
                 **common,
             )
+    for rate, momentum, steps in ((1.4, 0.8, H), (1.0, 0.9, H), (1.0, 0.8, 10)):
+        label = f"16 workers of 2 windows each: DiLoCo int4, outer rate {rate:g}, momentum"
+        yield Trial(
+            name=f"diloco-16x2@{rate:g},{momentum:g}-h{steps}",
+            label=f"{label} {momentum:g}, H={steps}",
+            beside="data-parallel-16x2",
+            make=diloco("int4", outer_lr=rate, outer_momentum=momentum),
+            size="0.1M-few",
+            workers=16,
+            lr=STEADY_RATE,
+            sync_every=steps,
+        )
 
 
 def all_trials() -> Iterator[Trial]:

@@ -531,7 +531,8 @@ def test_operations_of_which_a_witness_alone_knows_stop_nobody(seed: int) -> Non
     assert not any(view.rollback for view in cluster.checker.views.values())
 
 
-def test_a_step_of_which_a_witness_alone_knows_stops_everybody() -> None:
+def replicas_that_have_forgotten() -> Cluster:
+    """Return a run of a, b and w, of whose last step the witness alone knows."""
     cluster = Cluster("")
     cluster.is_durable, cluster.save_every = True, 1000
     for name in "ab":
@@ -543,6 +544,30 @@ def test_a_step_of_which_a_witness_alone_knows_stops_everybody() -> None:
         cluster.kill(name)
     for name in "ab":
         cluster.restart(name)
+    return cluster
+
+
+def test_a_step_of_which_a_witness_alone_knows_stops_everybody() -> None:
+    cluster = replicas_that_have_forgotten()
+    cluster.run(20.0)
+    assert cluster.noted("base-lost")
+
+
+def test_who_was_stopped_while_the_base_is_waited_for_does_not_count_that_time() -> None:
+    cluster = replicas_that_have_forgotten()
+
+    def waiting() -> list[tuple[str, float]]:
+        found = [(name, cluster.host(name).node.election) for name in "abw"]
+        waits = [(name, election._base_wait.since_s) for name, election in found if election]
+        return [(name, since_s) for name, since_s in waits if since_s is not None]
+
+    cluster.until(lambda: bool(waiting()), limit_s=20.0)
+    [(name, since_s), *_] = waiting()
+    cluster.pause(name)
+    cluster.run(3.0)
+    cluster.resume(name)
+    cluster.run(0.1)
+    assert dict(waiting())[name] > since_s + 2.0
     cluster.run(20.0)
     assert cluster.noted("base-lost")
 
