@@ -125,9 +125,11 @@ def _differ(before: Mapping[str, str], after: Mapping[str, str]) -> int:
 
 
 def committed_rounds(lines: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Return the rounds that a numpy trainer was told are committed, by the lines that it wrote."""
-    kinds = ("committed", "missed")  # with it, or without it
-    return [line["round"] for line in lines if line.get("kind") in kinds]
+    """Return the rounds that a numpy trainer was told are committed, by the lines that it wrote.
+
+    One that it has missed has begun without it, and may not be committed yet.
+    """
+    return [line["round"] for line in lines if line.get("kind") == "committed"]
 
 
 def _told_again(run: Fleet, name: str, last: int) -> int:
