@@ -132,6 +132,7 @@ DIRECTED = {
         "a_coordinator_without_a_specification_takes_the_terms_of_those_that_have_one",
         "a_gather_goes_on_with_the_objects_of_who_is_left",
         "a_joiner_that_was_dropped_for_its_silence_beats_in_vain",
+        "a_joiner_that_was_dropped_for_its_silence_comes_in_when_it_asks_again",
         "a_plan_is_followed_if_its_data_go_between_members_with_links",
         "a_promise_of_one_that_has_died_costs_no_view",
         "a_ready_that_only_a_beat_tells_does_not_count_once_its_peer_has_promised_another",
@@ -181,7 +182,7 @@ DIRECTED = {
 }
 # Of these a third of the plays, or fewer, comes to what they are for: how often each counts.
 OFTEN = {
-    "a_witness_that_can_only_dial_out_owns_what_it_gets_through_a_relay": 3,
+    "a_witness_that_can_only_dial_out_owns_what_it_gets_through_a_relay": 6,
     "a_forks_accept_that_arrives_late_blocks_nobody": 8,
     "a_halted_run_takes_nobody_in": 4,
     "a_restored_image_loses_no_round": 4,
@@ -192,7 +193,6 @@ OFTEN = {
     "nobody_goes_back_alone_from_what_it_has_caught_up_with": 4,
     "operations_of_which_a_witness_alone_knows_stop_nobody": 3,
     "rounds_after_one_that_is_held_do_not_stay_open": 4,
-    "stalled_learner_is_dropped_and_comes_back_after_growing_pauses": 2,
     "the_path_is_to_blame_where_a_relay_carries_it": 6,
     "two_go_through_a_relay_and_three_let_the_witness_own": 6,
     "who_gets_a_later_round_after_its_promise_undoes_it": 2,

@@ -438,6 +438,26 @@ def test_a_joiner_that_was_dropped_for_its_silence_beats_in_vain() -> None:
     assert not cluster.noted("fork")
 
 
+def test_a_joiner_that_was_dropped_for_its_silence_comes_in_when_it_asks_again() -> None:
+    cluster = Cluster("abc")
+    cluster.form("abc")
+    peer = peer_id("c")
+
+    def asks() -> bool:
+        return peer in lead_of(cluster).admission.joiners
+
+    cluster.kill("c")
+    cluster.stuck = lambda host, donor: host.name == "c"  # so it is not let in at once
+    cluster.restart("c")
+    cluster.until(asks, limit_s=5.0)
+    cluster.pause("c")
+    cluster.until(lambda: not asks(), limit_s=10.0)
+    cluster.resume("c")
+    cluster.stuck = lambda host, donor: False
+    cluster.until(lambda: cluster.in_one_view("abc"), limit_s=20.0)
+    cluster.until_round("abc", 2, limit_s=20.0)
+
+
 # ---------------------------------------------------------------- what a trainer may ask
 
 
