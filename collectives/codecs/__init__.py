@@ -115,7 +115,7 @@ def get_codec(name: str) -> Codec:
 # The largest relative squared error of a codec, for Gaussian values, where what it loses is lost:
 # without error feedback, and always where a mean is encoded again. 4-bit codecs have 1 to 4 %.
 CODEC_ERROR_MAX: Final = 0.1
-OF_COARSE: Final = "int4"  # in which the mean of coarser parts is encoded
+MEAN_OF_COARSE: Final = "int4"  # in which the mean of coarser parts is encoded
 
 
 def is_coarse(name: str) -> bool:
@@ -129,4 +129,4 @@ def mean_codec(name: str) -> Codec:
     It is the same one, but for coarse ones. Raises CodecError for an unknown name.
     """
     codec = get_codec(name)
-    return MeanCodec(codec, get_codec(OF_COARSE)) if is_coarse(name) else codec
+    return MeanCodec(codec, get_codec(MEAN_OF_COARSE)) if is_coarse(name) else codec

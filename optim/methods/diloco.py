@@ -47,8 +47,9 @@ class DiLoCo(SynchronousMethod):
     "sign", the mean comes back in "int4".
 
     ``error_feedback``: how much of what the codec leaves out goes with the next round, in [0, 1];
-    None: all of it where the codec is coarse, and else nothing. It takes 4 bytes for each parameter
-    of the daemon, and rounds in a butterfly.
+    None: all of it where the codec is coarse, and else nothing. A daemon holds 7 bytes more for
+    each parameter then (what is kept and what was submitted, as float32), and rounds are
+    butterflies.
 
     ``momentum_codec``: "dynamic8" keeps the momentum in 8 bits, a byte for each parameter and a
     scale for each 256 (arXiv 2110.02861); so a daemon holds 3 bytes less for each parameter.

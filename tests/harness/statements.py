@@ -120,7 +120,10 @@ class Statements:
             begin = host.node.follower.begins.get(message.round)
             of = (message.round, message.attempt)
             is_now = begin is not None and (begin.round, begin.attempt) == of
-            is_now = is_now or any(type(effect) is ev.Installed for effect in effects)  # after it
+            # The same event may have ended the view, and with it the attempts of that.
+            has_gone_on = host.node.view is None or host.node.view.number != message.view
+            ends = has_gone_on and any(type(effect) is ev.Installed for effect in effects)
+            is_now = is_now or ends
             assert is_now, f"I5: {host.name} misses peers in attempt {of}, which is over"
         elif kind is ms.Finals:
             begin = host.node.follower.begins.get(message.round)

@@ -239,7 +239,7 @@ def test_a_stopped_peer_is_left_out_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_two_bits_bear_a_death_a_return_and_a_newcomer(tmp_path: Path) -> None:
-    """What others left out of their parts is theirs, and no part of what is handed on."""
+    """Hand on no more than the state: what others left out of their parts stays with them."""
     with fleet(tmp_path) as run:
         run.form("abc")
         for name in "abc":

@@ -1,4 +1,4 @@
-"""The trials of the newest papers: each does what its paper says, where the answer is known."""
+"""Hold trials of the newest papers to what these say, where the answer is known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATE = 0.1
 
 
 class Point(nn.Module):
-    """One number, pulled towards zero by a loss of half its square."""
+    """Hold one number, which a loss of half its square pulls towards zero."""
 
     def __init__(self) -> None:
         super().__init__()

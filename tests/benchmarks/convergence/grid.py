@@ -14,13 +14,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -29,10 +27,9 @@ from atoll.optim.swarm import SwarmSession
 from benchmarks.convergence.figures import mean_of, paired_percent
 from benchmarks.convergence.methods import Case, Entry, Make, diloco, streaming
 from benchmarks.convergence.plan import worker_steps
-from benchmarks.convergence.report import replace_file
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import WARM, Line, Row
-from benchmarks.convergence.runner import Runner, one_row, say_done
+from benchmarks.convergence.runner import add_options, one_row, run_pending
 from benchmarks.convergence.sizes import SIZES
 from benchmarks.convergence.table import markdown, sources
 from benchmarks.convergence.training import Run
@@ -347,23 +344,7 @@ def main() -> int:
     if hours > chosen.hours:
         print(f"that is more than {chosen.hours:g}: say --hours, or fewer --methods")
         return 2
-    began_s = time.monotonic()
-
-    def done(result: Result) -> None:
-        replace_file(chosen.out / "README.md", document(results))
-        say_done(result, began_s, len(grid.pending()))
-
-    def command(row: Row) -> list[str]:
-        options = ["-m", "benchmarks.convergence.grid", "--cache", str(chosen.cache), "--one"]
-        return [sys.executable, *options, row.name]
-
-    until_s = began_s + 60 * chosen.minutes
-    runner = Runner(results, chosen.cache / "logs", chosen.jobs, command, done)
-    broken = runner.run(grid.pending, until_s)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    replace_file(chosen.out / "README.md", document(results))
-    print("\n".join([*(f"{row.name} failed" for row in broken), f"tables: {chosen.out}"]))
-    return 1 if broken else 0
+    return run_pending("benchmarks.convergence.grid", chosen, results, grid.pending, document)
 
 
 def parsed() -> argparse.Namespace:
@@ -373,14 +354,8 @@ def parsed() -> argparse.Namespace:
     a = parser.add_argument
     a("--size", default="0.1M", choices=STAGES, help="of the model (default: %(default)s)")
     a("--methods", nargs="+", default=ALL, choices=ALL, metavar="METHOD", help=", ".join(ALL))
-    a("--list", action="store_true", help="the rows that are left, without running them")
     a("--hours", type=float, default=HOURS, help="of CPU at most (default: %(default)s)")
-    a("--minutes", type=float, default=float("inf"), help="begin no row after this time")
-    jobs = 1 if torch.cuda.is_available() else 2
-    a("--jobs", type=int, default=jobs, help="rows at a time (default: %(default)s)")
-    a("--out", type=Path, default=KEPT, help="folder of results.jsonl and of the tables")
-    a("--cache", type=Path, default=CACHE, help="folder of warm starts and logs")
-    a("--one", metavar="ROW", help=argparse.SUPPRESS)  # what the processes of rows are told
+    add_options(parser, KEPT, CACHE)
     return parser.parse_args()
 
 

@@ -6,6 +6,7 @@ is begun anew next time. What it prints goes into a log, which is shown if it fa
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -17,11 +18,12 @@ from pathlib import Path
 import torch
 
 from atoll.peer.demo.text import Text
+from benchmarks.convergence.report import replace_file
 from benchmarks.convergence.results import Result, Results
 from benchmarks.convergence.row import Row
 from benchmarks.convergence.texts import text_of
 
-__all__ = ["Runner", "one_row", "say_done"]
+__all__ = ["Runner", "add_options", "one_row", "run_pending", "say_done"]
 
 POLL_S = 0.2  # rows take minutes
 WHY_CHARACTERS = 60  # of the reason why a row has no end
@@ -97,6 +99,49 @@ class Runner:
             result = Result.from_json(said)
             self._results.add(result)
             self._done(result)
+
+
+def add_options(parser: argparse.ArgumentParser, kept: Path, cache: Path) -> None:
+    """Add what every benchmark of rows takes that keeps results, and tables made from them."""
+    a = parser.add_argument
+    a("--list", action="store_true", help="the rows that are left, without running them")
+    a("--minutes", type=float, default=float("inf"), help="begin no row after this time")
+    jobs = 1 if torch.cuda.is_available() else 2
+    a("--jobs", type=int, default=jobs, help="rows at a time (default: %(default)s)")
+    a("--out", type=Path, default=kept, help="folder of results.jsonl and of the tables")
+    a("--cache", type=Path, default=cache, help="folder of warm starts and logs")
+    a("--one", metavar="ROW", help=argparse.SUPPRESS)  # what the processes of rows are told
+
+
+def run_pending(
+    module: str,
+    chosen: argparse.Namespace,
+    results: Results,
+    pending: Callable[[], list[Row]],
+    document: Callable[[Results], str],
+) -> int:
+    """Run what is ``pending``, by ``module --one ROW`` each; return the exit code.
+
+    ``chosen``: as ``add_options`` says. After each row the ``document`` is written anew.
+    """
+    began_s = time.monotonic()
+
+    def write() -> None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        replace_file(chosen.out / "README.md", document(results))
+
+    def done(result: Result) -> None:
+        write()
+        say_done(result, began_s, len(pending()))
+
+    def command(row: Row) -> list[str]:
+        return [sys.executable, "-m", module, "--cache", str(chosen.cache), "--one", row.name]
+
+    runner = Runner(results, chosen.cache / "logs", chosen.jobs, command, done)
+    broken = runner.run(pending, began_s + 60 * chosen.minutes)
+    write()
+    print("\n".join([*(f"{row.name} failed" for row in broken), f"tables: {chosen.out}"]))
+    return 1 if broken else 0
 
 
 def say_done(result: Result, began_s: float, left: int) -> None:

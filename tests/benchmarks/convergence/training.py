@@ -50,7 +50,6 @@ __all__ = [
     "Run",
     "clipping",
     "ring_bytes",
-    "run_parameters",
     "run_row",
     "speeds",
     "train_plainly",

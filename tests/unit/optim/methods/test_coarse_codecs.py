@@ -1,4 +1,4 @@
-"""DiLoCo and Streaming DiLoCo in one and two bits: what is left out goes with the next round."""
+"""Train in one bit and in two: what DiLoCo leaves out of a round goes with the next."""
 
 from __future__ import annotations
 

@@ -457,7 +457,7 @@ def test_what_a_view_has_taken_back_is_no_commit() -> None:
 
 
 def test_the_digest_of_a_round_that_was_taken_back_is_none_of_ours() -> None:
-    """Applying it has ended after the view had gone back."""
+    """Ignore a report of what was applied before the view had gone back."""
     bench = Bench()
     bench.own.on_applied(Applied(3, b"d" * 32))
     bench.own.on_applied(Applied(4, b"e" * 32))

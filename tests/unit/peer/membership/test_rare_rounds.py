@@ -387,14 +387,14 @@ def test_a_promise_of_one_that_has_died_costs_no_view() -> None:
 
 
 def test_a_ready_that_only_a_beat_tells_does_not_count_once_its_peer_has_promised_another() -> None:
-    """Who has promised says no more READY, though its heartbeat still names the result."""
+    """Take no heartbeat for READY that names a result, if its peer has promised a candidate."""
     cluster = Cluster("abcd")
     cluster.form("abcd")
     a, lead = peer_id("a"), lead_of(cluster)
     number = cluster.host("a").round + 1
 
     def held(source: bytes, peer: bytes, message: object) -> bool:
-        """Of b's READY, the heartbeats that tell it too; what would end the election."""
+        """Return whether a message tells of b's READY, or would end the election."""
         beat = message if isinstance(message, ms.Heartbeat) else None
         if source != peer_id("b"):
             lost = beat is not None and beat.frozen

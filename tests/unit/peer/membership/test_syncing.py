@@ -180,7 +180,7 @@ def test_what_had_arrived_before_an_order_was_recalled_counts() -> None:
 
 
 def test_who_is_synced_meanwhile_has_nothing_to_recall() -> None:
-    """What is under way still ends, and is the outcome of an older order."""
+    """Ignore how that ends which is under way: it is the outcome of an older order."""
     bench = Bench()
     bench.step()
     bench.own.unsynced = False

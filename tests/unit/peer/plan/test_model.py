@@ -155,7 +155,7 @@ def test_faster_links_never_make_a_round_slower(
 def test_more_steps_in_a_round_never_cost_training_time(
     run: RunSketch, variant: Variant, more: int
 ) -> None:
-    """But for streaming whose connections begin slowly again after longer pauses: its delay is
+    """Leave out streaming whose connections begin slowly again after longer pauses: its delay is
     limited, and may hide a fragment's round before and not after."""
     longer = Variant(variant.method, more * variant.sync_every, variant.codec)
     before, after = forecast(run, variant), forecast(run, longer)
