@@ -25,6 +25,7 @@ include_patterns = [
     "*.md",
     "docs/*.md",
     "docs/convergence/*.md",
+    "docs/convergence/*/*.md",
     "docs/robust/*.md",
     "docs/studies/*.md",
 ]
