@@ -131,8 +131,8 @@ DIRECTED = {
         "a_better_placed_member_takes_over_only_once_it_has_the_state",
         "a_coordinator_without_a_specification_takes_the_terms_of_those_that_have_one",
         "a_gather_goes_on_with_the_objects_of_who_is_left",
+        "a_joiner_that_falls_silent_while_its_view_is_voted_on_is_in_it_all_the_same",
         "a_joiner_that_was_dropped_for_its_silence_beats_in_vain",
-        "a_joiner_that_was_dropped_for_its_silence_comes_in_when_it_asks_again",
         "a_plan_is_followed_if_its_data_go_between_members_with_links",
         "a_promise_of_one_that_has_died_costs_no_view",
         "a_ready_that_only_a_beat_tells_does_not_count_once_its_peer_has_promised_another",
@@ -140,6 +140,7 @@ DIRECTED = {
         "a_round_that_was_ended_by_a_rival_is_waited_for_anew",
         "a_run_is_begun_by_another_when_the_first_dies_in_the_middle_of_an_attempt",
         "a_witness_that_can_only_dial_out_owns_what_it_gets_through_a_relay",
+        "all_of_a_round_goes_through_the_relay_where_there_is_no_witness",
         "only_the_one_whose_parameters_init_gives_need_not_offer_them_again",
         "trainers_that_all_count_nothing_count_alike",
         "who_catches_up_has_no_say_in_which_state_is_right",
@@ -182,7 +183,7 @@ DIRECTED = {
 }
 # Of these a third of the plays, or fewer, comes to what they are for: how often each counts.
 OFTEN = {
-    "a_witness_that_can_only_dial_out_owns_what_it_gets_through_a_relay": 6,
+    "a_witness_that_can_only_dial_out_owns_what_it_gets_through_a_relay": 3,
     "a_forks_accept_that_arrives_late_blocks_nobody": 8,
     "a_halted_run_takes_nobody_in": 4,
     "a_restored_image_loses_no_round": 4,
