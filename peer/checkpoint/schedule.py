@@ -313,9 +313,13 @@ class Checkpointer:
         if written:
             self._daemon.checkpointed(written.round)
 
-    def rounds(self) -> list[int]:
-        """Return the rounds of the checkpoints of this history that are in the folder."""
-        history = (self._view.lineage, *self._view.ancestors) if self._view is not None else ()
+    def rounds(self, known: View | None) -> list[int]:
+        """Return the rounds of the checkpoints of this history that are in the folder.
+
+        ``known``: the view that names it while this process has committed nothing yet.
+        """
+        view = self._view or known
+        history = (view.lineage, *view.ancestors) if view is not None else ()
         found = candidates(self._writer.folder, self._writer.run)
         manifests = readable(found, run=self._writer.run, secret=self._writer.secret)
         return [m.round for m in manifests.values() if m.lineage in history]

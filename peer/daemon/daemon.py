@@ -194,7 +194,7 @@ class Daemon:
             return False
         for line in memory.lines:
             self.note("recovered", line)
-        if memory.reader is not None and memory.recovered.state[0]:
+        if memory.reader is not None and memory.recovered.has_files:
             self.executor.load(memory.reader)
         if memory.recovered.view is None:
             return False
@@ -525,7 +525,11 @@ class Daemon:
         return self.executor.lend_result(ready)
 
     def checkpoint_rounds(self) -> Collection[int]:
-        return self.parts.checkpointer.rounds() if self.parts.checkpointer is not None else ()
+        checkpointer, memory = self.parts.checkpointer, self.parts.memory
+        if checkpointer is None:
+            return ()
+        remembered = memory.recovered.view if memory is not None else None
+        return checkpointer.rounds(self.node.view or remembered)
 
     def writing_since(self) -> int | None:
         return self.parts.checkpointer.writing_since if self.parts.checkpointer else None

@@ -92,6 +92,8 @@ class RoundFiles:
 
     def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk, self._folder = disk, folder
+        self._lock = threading.Lock()
+        self._writing: dict[RoundName, RoundWriter] = {}  # until they are sealed or have ended
         disk.make_folder(folder)
 
     def names(self) -> list[RoundName]:
@@ -101,8 +103,19 @@ class RoundFiles:
     def write(self, name: RoundName, nbytes: int) -> RoundWriter:
         """Begin the file of an attempt. DiskError if there is no room for all of R.
 
-        What an earlier life has left under this name goes: it had no READY.
+        What an earlier life has left under this name goes: it had no READY. So does what the same
+        attempt has begun before, and that first: it would take the new file away when it ends.
         """
+        with self._lock:
+            before = self._writing.get(name)
+        if before is not None:
+            before.abandon()
+        with self._lock:
+            self._forget_ended()
+            writer = self._writing[name] = self._begin(name, nbytes)
+        return writer
+
+    def _begin(self, name: RoundName, nbytes: int) -> RoundWriter:
         path = self._folder / name.file
         self._disk.remove(path)
         file = self._disk.open(path, create=True)
@@ -124,9 +137,18 @@ class RoundFiles:
         return RoundReader(self._disk.open(self._folder / name.file))
 
     def remove(self, names: Iterable[RoundName]) -> None:
-        """Delete files. A crash may bring them back: the next start deletes them again."""
+        """Delete files, but for those that are being written.
+
+        A crash may bring them back: the next start deletes them again.
+        """
         for name in names:
-            self._disk.remove(self._folder / name.file)
+            with self._lock:
+                self._forget_ended()
+                if name not in self._writing:
+                    self._disk.remove(self._folder / name.file)
+
+    def _forget_ended(self) -> None:
+        self._writing = {name: x for name, x in self._writing.items() if x.is_working}
 
 
 class RoundReader:
@@ -168,6 +190,11 @@ class RoundWriter:
         self._dropped = threading.Event()
         self._thread = worker(self._work, f"write-{path.name}")
         self._thread.start()
+
+    @property
+    def is_working(self) -> bool:
+        """Return whether the file is neither sealed nor given up."""
+        return self._thread.is_alive()
 
     def put(self, offset: int, data: Bytes) -> None:
         """Take a final chunk, without waiting. Nobody may change ``data`` until the file is sealed.
@@ -247,5 +274,7 @@ class RoundWriter:
                     waiting.clear()
         except (OSError, DiskError) as error:
             self._error = error
+            while self._orders.get() is not None:  # to be sealed, which tells, or dropped
+                pass
         if self._dropped.is_set():
             self._remove()

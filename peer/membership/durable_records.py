@@ -237,6 +237,11 @@ class Recovered:
     checkpoint: Position = (0, b"")  # from which ...
     replay: tuple[ReplayStep, ...] = ()  # ... these rounds lead to `state`
 
+    @property
+    def has_files(self) -> bool:
+        """Return whether files are to be read: of a state, or R of a round that it is READY for."""
+        return self.state[0] > 0 or any(head.begin is not None for head in self.ready)
+
 
 @dataclass(slots=True)
 class _Ledger:

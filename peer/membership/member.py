@@ -127,7 +127,7 @@ class MemberState:
         self.completed = CompletedRounds()
         self.bans = BanBook(me.peer)
         self.unsynced = False
-        self.loading = False  # the state that we stand at is being read from our disk
+        self.loading = False  # what we stand at, or are READY for, is being read from our disk
         self._genesis = b""  # the chain of the run's beginning
         self.suspect = False  # our bytes differ from the others' although the chain agrees
         self._doubted = (0, b"")  # after which round that was said last
@@ -175,7 +175,7 @@ class MemberState:
         """Begin where the ledger and the files of this peer's home end."""
         view = recovered.view
         self.round, self.chain = recovered.state
-        self.loading = self.is_replica and self.round > 0
+        self.loading = self.is_replica and recovered.has_files
         if view is None:
             self.known = recovered.state
             return

@@ -346,11 +346,10 @@ class Durability:
         return self._rounds.names() if self._rounds is not None else ()
 
     def _remove_others(self, needed: Collection[RoundName]) -> None:
-        """Remove the files that no record speaks of."""
+        """Remove the files that no record speaks of and that nobody writes."""
         if self._rounds is not None:
             self._log.kept(needed)
-            kept = {*needed, *self._writers, *self._opening}
-            self._rounds.remove(name for name in self._rounds.names() if name not in kept)
+            self._rounds.remove(name for name in self._rounds.names() if name not in needed)
 
 
 class _Limits(NamedTuple):

@@ -112,7 +112,7 @@ class RoundExecutor:
         self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
         self.durability: Durability | None = None  # who keeps results over restarts, if anybody
         self.is_loading = False  # the home is being read
-        self._falls_short = False  # it gave less than was promised, and that is not here yet
+        self._falls_short = False  # its state is less than was promised, and that is not here yet
 
     # ------------------------------------------------------------ what it holds
 
@@ -164,10 +164,12 @@ class RoundExecutor:
             self._daemon.note("recovered", line)
         found = contents.recovered
         is_whole = (found.state, found.missing) == (promised.state, promised.missing)
-        self._falls_short = not is_whole
+        self._falls_short = found.state != promised.state
         self.is_loading = False
         if contents.state is not None:
             self._recover(contents.state, contents)
+        for held in contents.held:
+            await self._hold(held)
         read = ev.HomeRead(*found.state, contents.digest, is_whole, found.missing)
         self._feed(read)
 
@@ -186,15 +188,13 @@ class RoundExecutor:
         self._moved_to(state, "this peer has been started again")
         if state.spec.error_feedback:
             self.log("what error feedback held before this start is lost: no file has it")
-        for held in contents.held:
-            self._hold(held)
 
-    def _hold(self, held: HeldResult) -> None:
+    async def _hold(self, held: HeldResult) -> None:
         """Hold R of a round that an earlier life was READY for: it may yet be committed."""
         begin = held.ready.begin
         if begin is None or not self.is_wanted(begin):
             return  # given up while it was read
-        run = self.attempts.open(begin, self.state, MEMBERS_MAX)
+        run = await asyncio.to_thread(self.attempts.open, begin, self.state, MEMBERS_MAX)
         np.copyto(run.result.array, held.array)
         run.result.digests = held.digests
         run.root = held.ready.run.root

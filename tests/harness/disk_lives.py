@@ -71,13 +71,18 @@ class _AtTheEnd:
     """In place of a thread: everything happens when it is waited for, in one order."""
 
     def __init__(self, work: Callable[[], None], name: str) -> None:
-        self._work = work
+        self._work, self._is_over = work, False
 
     def start(self) -> None:
         """Do nothing yet."""
 
+    def is_alive(self) -> bool:
+        return not self._is_over
+
     def join(self) -> None:
-        self._work()
+        if not self._is_over:
+            self._work()
+        self._is_over = True
 
 
 DURABLE = planted()

@@ -214,7 +214,7 @@ class World(ABC):
 
     def _read_home(self, host: Host) -> None:
         """Its files take a while to be read; then it says what they give."""
-        if host.promised is None or not host.promised.state[0]:
+        if host.promised is None or not host.promised.has_files:
             return
         disk = self.homes[host.name]
         if self.read_s:

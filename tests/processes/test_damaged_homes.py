@@ -167,9 +167,9 @@ def begin(run: Fleet) -> None:
     has_rounds(run)
 
 
-def has_rounds(run: Fleet) -> None:
+def has_rounds(run: Fleet, name: str = "b") -> None:
     """Wait until b has a checkpoint, and some rounds after it: a newcomer has one soon too."""
-    peer = run.peers["b"]
+    peer = run.peers[name]
 
     def has() -> bool:
         time.sleep(0.05)
@@ -179,7 +179,7 @@ def has_rounds(run: Fleet) -> None:
         found = candidates(peer.home / "checkpoint")
         return bool(found) and 2 <= status["round"] - read_manifest(found[0]).round <= 6
 
-    until(has, "b remembers its rounds", peer)
+    until(has, f"{name} remembers its rounds", peer)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,29 @@ def test_damages_that_cost_no_vote(damages: dict[str, Damage], tmp_path: Path) -
             assert "back in view" in peer.text, name
             assert FORGOT not in peer.text, name
             has_rounds(run)
+
+
+def test_the_checkpoint_before_a_damaged_one_counts_after_a_restart_too(tmp_path: Path) -> None:
+    """Nobody else has the state. The first compaction after a restart forgets no checkpoint."""
+    with fleet(tmp_path) as run:
+        run.form("a")
+        run.train("a", inner_s=0.1, method="restless")
+        peer, port = run.peers["a"], run.peers["a"].port
+        first = peer.home / "rounds" / "1-1-1"
+        until(first.exists, "a keeps its first round", peer)
+        until(lambda: not first.exists(), "a checkpoint stands for it", peer)
+        has_rounds(run, "a")
+        for damage in (lambda home: None, lambda home: flip(newest(home) / STATE_FILE, 1000)):
+            before = peer.status()["round"]
+            for process in (peer, run.trainers["a"]):
+                process.kill()
+                process.ends()
+            damage(peer.home)
+            peer = run.again("a", port)
+            run.tend("a")
+            peer.reaches(before + 2)
+        assert "is damaged: chunk" in peer.text
+        assert "back in view" in peer.text
 
 
 def test_damages_that_cost_the_memory(tmp_path: Path) -> None:

@@ -125,6 +125,23 @@ class Daemon:
         return await self.noted()
 
 
+def test_a_new_process_knows_the_checkpoints_of_its_history(
+    home: Home, run: TinyRun, folder: Path
+) -> None:
+    """The first compaction of its ledger comes before its first round."""
+
+    async def scenario() -> None:
+        before = Daemon(folder, home, run)
+        for _ in range(3):
+            await before.checkpoint()
+        checkpointer = Daemon(folder, home, run).checkpointer
+        assert sorted(checkpointer.rounds(run.view)) == [3, 4]
+        assert checkpointer.rounds(replace(run.view, lineage=bytes(32))) == []
+        assert checkpointer.rounds(None) == []
+
+    asyncio.run(scenario())
+
+
 def test_the_last_two_whole_ones_are_kept(home: Home, run: TinyRun, folder: Path) -> None:
     async def scenario() -> None:
         daemon = Daemon(folder, home, run)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from harness.failing_disk import small_disk
 
 from atoll.collectives.digests import strong_digest
 from atoll.collectives.errors import DiskError
-from atoll.peer.durable.disk import RealDisk
+from atoll.peer.durable.disk import Bytes, DiskFile, RealDisk
 from atoll.peer.durable.ledger import open_ledger
 from atoll.peer.durable.round_files import RoundFiles, RoundName, RoundReader, unneeded
 
@@ -66,6 +69,62 @@ def test_a_new_attempt_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert first.bad_chunks(PLACES, DIGESTS) == []
     first.close()
     second.close()
+
+
+def test_what_is_begun_again_under_its_name_is_not_taken_away(tmp_path: Path) -> None:
+    """The thread of the first try still waits for the disk when the second begins."""
+    goes_on = threading.Event()
+
+    class SlowOnce(RealDisk):
+        waits = True
+
+        def sync_folder(self, path: Path) -> None:
+            if threading.current_thread().name.startswith("write-") and self.waits:
+                self.waits = False
+                goes_on.wait(30)
+            super().sync_folder(path)
+
+    files = RoundFiles(SlowOnce(), tmp_path / "rounds")
+    files.write(NAME, len(R)).drop()
+    threading.Timer(0.2, goes_on.set).start()
+    reader = write(files)
+    assert reader.bad_chunks(PLACES, DIGESTS) == []
+    reader.close()
+    assert files.names() == [NAME]
+
+
+def test_what_is_being_written_is_not_removed(tmp_path: Path) -> None:
+    files = RoundFiles(RealDisk(), tmp_path / "rounds")
+    writer = files.write(NAME, len(R))
+    files.remove([NAME])
+    writer.fill(R)
+    writer.seal()
+    assert files.names() == [NAME]
+    files.remove([NAME])
+    assert files.names() == []
+
+
+def test_a_write_that_failed_leaves_nothing_once_it_is_dropped(tmp_path: Path) -> None:
+    class Failing(RealDisk):
+        def open(self, path: Path, *, create: bool = False) -> DiskFile:
+            file = super().open(path, create=create)
+
+            def write(data: Bytes, offset: int) -> None:
+                raise OSError(errno.EIO, "I/O error")
+
+            file.write = write  # type: ignore[method-assign]
+            return file
+
+    files = RoundFiles(Failing(), tmp_path / "rounds")
+    open_before = len(os.listdir("/proc/self/fd"))
+    writers = [files.write(NAME._replace(attempt=number), len(R)) for number in range(1, 9)]
+    for writer in writers:
+        writer.fill(R)
+    time.sleep(0.1)  # all have failed
+    for writer in writers:
+        writer.abandon()
+    assert files.names() == []
+    assert len(os.listdir("/proc/self/fd")) == open_before
 
 
 def test_an_attempt_that_has_ended_leaves_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +265,57 @@ def test_a_compaction_leaves_files_alone_that_are_written(home: Home) -> None:
         await asyncio.sleep(0.1)
         home.attempt.finish(*range(CHUNKS))
         await home.says_ready()
+        assert home.stored() == R
+
+    home.play(scenario)
+
+
+def test_an_attempt_that_is_opened_again_under_its_name_keeps_its_file(home: Home) -> None:
+    """A REPAIR opens it again to copy the rest, while the first file is being dropped."""
+
+    async def scenario(home: Home) -> None:
+        first = home.attempt
+        first.finish(0, 1)
+        await home.durability.write_early(first)
+        first.ended = True
+        home.durability.ended(first)
+        home.attempt = Attempt()
+        await home.durability.write_early(home.attempt)
+        home.attempt.finish(*range(CHUNKS))
+        await home.says_ready()
+        assert home.stored() == R
+
+    home.play(scenario)
+    assert home.files.names() == [home.attempt.name]
+
+
+def test_a_compaction_leaves_a_file_alone_that_is_begun_meanwhile(home: Home) -> None:
+    begun, listed = threading.Event(), threading.Event()
+    removes: list[bool] = []
+    kept, names = home.log.kept, home.files.names
+
+    def keep(needed: Collection[RoundName]) -> None:
+        kept(needed)
+        removes.append(True)
+
+    def slow_names() -> list[RoundName]:
+        if removes and not listed.is_set():
+            listed.set()
+            begun.wait(10)
+        return names()
+
+    home.log.kept = keep  # type: ignore[method-assign]
+    home.files.names = slow_names  # type: ignore[method-assign]
+
+    async def scenario(home: Home) -> None:
+        home.durability.checkpointed(2)
+        await home.until(listed.is_set)
+        await home.durability.write_early(home.attempt)
+        begun.set()
+        home.attempt.finish(*range(CHUNKS))
+        await home.says_ready()
+        home.durability.checkpointed(3)
+        await asyncio.sleep(0.1)
         assert home.stored() == R
 
     home.play(scenario)
