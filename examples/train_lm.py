@@ -2,7 +2,7 @@
 
 Start a daemon (`atoll up --run demo`, or the `atoll join` line that it prints for other machines),
 then this in another terminal, one for each daemon. The lines marked (1), (2), (3) are what makes a
-plain PyTorch loop a peer.
+plain PyTorch loop a peer. It trains on a GPU where torch sees one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def main() -> None:
     args = parser.parse_args()
 
     text = load_text(args.data)
-    model = ByteTransformer()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = ByteTransformer().to(device)  # before the optimizer is made
     optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95))]
     if args.muon:
         optimizers = muon_and_adamw(model, lr=4e-3)

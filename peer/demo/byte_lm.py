@@ -52,9 +52,10 @@ class ByteTransformer(nn.Module):
         return logits_BTV
 
     def loss(self, bytes_BT: Tensor, next_BT: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats per byte."""
-        logits_BTV: Tensor = self(bytes_BT)
-        loss: Tensor = F.cross_entropy(logits_BTV.flatten(0, 1), next_BT.flatten())
+        """Return the mean cross-entropy in nats per byte, on the model's device."""
+        device = self.position.device
+        logits_BTV: Tensor = self(bytes_BT.to(device))
+        loss: Tensor = F.cross_entropy(logits_BTV.flatten(0, 1), next_BT.to(device).flatten())
         return loss
 
 
