@@ -15,6 +15,7 @@ Nothing is synced: a power cut may cost what the hashes then refuse.
 from __future__ import annotations
 
 import os
+import queue
 import struct
 import threading
 import zlib
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from atoll.collectives.digests import strong_digest
+from atoll.collectives.threads import worker
 from atoll.collectives.units import size
 
 MAGIC = b"atoll-chunks-1\n\0"
@@ -32,6 +34,8 @@ RECORD = struct.Struct(f">{HEAD.size}sI")
 Record = tuple[int, int, bytes, bytes, bytes]
 # Of the free space, when a state begins to come: the home's own records matter more.
 SPACE_SHARE_MAX = 0.5
+# Of at most 2 MiB each: a disk that is slower than the network keeps what it can.
+WAITING_MAX = 8
 # Chunks may come twice, when the donors' logs have dropped what the first ones need.
 SIZE_FACTOR_MAX = 2
 
@@ -39,30 +43,87 @@ SIZE_FACTOR_MAX = 2
 class ChunkCache:
     """Keep chunks in one file.
 
-    For several threads: who reads ends where another one begins anew or closes. Trouble with the
-    disk is logged and costs nothing but this.
+    ``add``, ``clear`` and ``close`` wait for no disk: a thread writes, and what comes faster than
+    it writes is not kept. ``begin`` and ``chunks`` are for worker threads; who reads ends where
+    another one begins anew or closes. Trouble with the disk is logged and costs nothing but this.
     """
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self._path, self._log = path, log
-        self._file: BinaryIO | None = None
-        self._left_bytes = 0
-        self._lock = threading.RLock()  # a descriptor that is in use must not be closed
+        self._lock = threading.Lock()  # of the two below; nobody waits for a disk with it
+        self._open: _OpenFile | None = None
+        self._last: _OpenFile | None = None  # which may still be closing, or being removed
 
     def begin(self, blob_digest: bytes, state_bytes: int) -> None:
         """Open the file for chunks of a state of this specification, which are going to come."""
+        self.close()
+        if self._last is not None:
+            self._last.settle()
+        try:
+            opened = _OpenFile(self._path, self._log, blob_digest, state_bytes)
+        except OSError as error:
+            self._log(_given_up(str(error)))
+            return
         with self._lock:
-            self.close()
-            try:
-                self._open(blob_digest, state_bytes)
-            except OSError as error:
-                self._give_up(str(error))
+            self._open = self._last = opened
 
-    def _open(self, blob_digest: bytes, state_bytes: int) -> None:
+    def chunks(self, sizes: Sequence[int]) -> Iterator[Record]:
+        """Yield the records whose bytes are right, in the order in which they came.
+
+        ``sizes``: bytes of each chunk.
+        """
+        opened, end = self._open, len(MAGIC) + 32
+        while opened is not None and opened is self._open:
+            record = opened.record(end, sizes)
+            if record is None:
+                return
+            end += RECORD.size + len(record[-1])
+            yield record
+
+    def add(
+        self, chunk: int, number: int, digest: bytes, data_digest: bytes, data: memoryview
+    ) -> None:
+        """Add a verified chunk of the state after round ``number``, which has that digest."""
+        fields = HEAD.pack(chunk, number, digest, data_digest, len(data))
+        opened = self._open
+        if opened is not None:
+            opened.add(RECORD.pack(fields, zlib.crc32(fields)), data)
+
+    def clear(self) -> None:
+        """Remove the file: the state is in place, and nothing is kept any more."""
+        self._end(removes=True)
+
+    def close(self) -> None:
+        """Close the file; what is kept stays for the next process."""
+        self._end(removes=False)
+
+    def settle(self) -> None:
+        """Wait until what was closed or cleared is. For a worker thread."""
+        if self._last is not None:
+            self._last.settle()
+
+    def _end(self, *, removes: bool) -> None:
+        with self._lock:
+            opened, self._open = self._open, None
+        if opened is not None:
+            opened.end(removes=removes)
+
+
+class _OpenFile:
+    """Write what is added to the file, in a thread of its own, until it is ended."""
+
+    def __init__(
+        self, path: Path, log: Callable[[str], None], blob_digest: bytes, state_bytes: int
+    ) -> None:
+        """Open it and find out what room there is. OSError."""
+        self._path, self._log = path, log
         head = MAGIC + blob_digest
         # Never through a link, and for nobody else: it is the model.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.fdopen(os.open(self._path, flags, 0o600), "r+b", buffering=0)
+        self._file = os.fdopen(os.open(path, flags, 0o600), "r+b", buffering=0)
+        self._lock = threading.Lock()  # a descriptor that is in use must not be closed
+        self._records: queue.Queue[tuple[bytes, bytes] | None] = queue.Queue()
+        self._removes = False
         here_bytes = os.fstat(self._file.fileno()).st_size
         if self._file.read(len(head)) != head:  # of another run, or nothing
             self._file.truncate(0)
@@ -72,69 +133,72 @@ class ChunkCache:
         space = os.fstatvfs(self._file.fileno())
         free_bytes = space.f_bavail * space.f_frsize
         self._left_bytes = SIZE_FACTOR_MAX * state_bytes - here_bytes
+        self._thread = worker(self._work, "chunk-cache")
         if max(0, state_bytes - here_bytes) > SPACE_SHARE_MAX * free_bytes:
             self._give_up(
                 f"{size(free_bytes)} of the disk are free, the state takes {size(state_bytes)}"
             )
+        self._thread.start()
 
-    def chunks(self, sizes: Sequence[int]) -> Iterator[Record]:
-        """Yield the records whose bytes are right, in the order in which they came.
-
-        ``sizes``: bytes of each chunk.
-        """
-        file, end = self._file, len(MAGIC) + 32
-        while True:
-            with self._lock:
-                if file is None or file is not self._file:
-                    return
-                try:
-                    record = read_record(file, end, sizes)
-                    if record is None:  # what follows cannot be read: new records go here
-                        file.truncate(end)
-                        file.seek(end)
-                        return
-                except OSError as error:
-                    return self._give_up(str(error))
-            end += RECORD.size + len(record[-1])
-            yield record
-
-    def add(
-        self, chunk: int, number: int, digest: bytes, data_digest: bytes, data: memoryview
-    ) -> None:
-        """Add a verified chunk of the state after round ``number``, which has that digest."""
-        wanted = RECORD.size + len(data)
-        fields = HEAD.pack(chunk, number, digest, data_digest, len(data))
-        head = RECORD.pack(fields, zlib.crc32(fields))
+    def record(self, at: int, sizes: Sequence[int]) -> Record | None:
+        """Return the record at a place; None where no more can be read: new ones go there."""
         with self._lock:
-            if self._file is None:
-                return
-            self._left_bytes -= wanted
-            if self._left_bytes < 0:
-                return
+            if self._file.closed:
+                return None
             try:
-                if os.writev(self._file.fileno(), [head, data]) != wanted:
-                    raise OSError("the disk is full")
+                record = read_record(self._file, at, sizes)
+                if record is None:
+                    self._file.truncate(at)
+                    self._file.seek(at)
             except OSError as error:
                 self._give_up(str(error))
+                return None
+            return record
 
-    def clear(self) -> None:
-        """Remove the file: the state is in place, and nothing is kept any more."""
-        self.close()
+    def add(self, head: bytes, data: memoryview) -> None:
+        """Have a record written, unless too many wait for the disk or the file is large enough."""
+        self._left_bytes -= len(head) + len(data)
+        if self._left_bytes >= 0 and self._records.qsize() < WAITING_MAX:
+            self._records.put((head, bytes(data)))
+
+    def end(self, *, removes: bool) -> None:
+        self._removes = removes
+        self._records.put(None)
+
+    def settle(self) -> None:
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (record := self._records.get()) is not None:
+            with self._lock:
+                try:
+                    if not (self._removes or self._file.closed):
+                        self._write(record)
+                except OSError as error:
+                    self._give_up(str(error))
+        with self._lock:
+            self._file.close()
+            if self._removes:
+                self._remove()
+
+    def _write(self, record: tuple[bytes, bytes]) -> None:
+        if os.writev(self._file.fileno(), record) != sum(map(len, record)):
+            raise OSError("the disk is full")
+
+    def _give_up(self, why: str) -> None:
+        self._log(_given_up(why))
+        self._file.close()
+        self._remove()
+
+    def _remove(self) -> None:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
             self._log(f"{self._path} cannot be removed, and is not needed any more: {error}")
 
-    def close(self) -> None:
-        """Close the file; what is kept stays for the next process."""
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
 
-    def _give_up(self, why: str) -> None:
-        self._log(f"what comes is not kept on disk, a joiner that is killed begins anew: {why}")
-        self.clear()
+def _given_up(why: str) -> str:
+    return f"what comes is not kept on disk, a joiner that is killed begins anew: {why}"
 
 
 def read_record(file: BinaryIO, at: int, sizes: Sequence[int]) -> Record | None:

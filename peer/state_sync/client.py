@@ -283,8 +283,7 @@ class SyncClient:
         known = self._rounds.chain_after(done.round), self._rounds.digest_after(done.round)
         if known != (done.chain, done.digest):
             self._rounds.restart(done.round, done.digest, done.chain)
-        with self._lock:
-            self._cache.clear()
+        self._cache.clear()
         self._owner.adopt(state, done.round, done.chain)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

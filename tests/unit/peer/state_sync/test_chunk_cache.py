@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from atoll.collectives.digests import strong_digest
-from atoll.peer.state_sync.chunk_cache import RECORD, ChunkCache
+from atoll.peer.state_sync.chunk_cache import RECORD, WAITING_MAX, ChunkCache
 
 BLOB = b"b" * 32
 SIZES = [1000, 1000, 600]
@@ -30,21 +31,29 @@ class Bench:
         self.cache.add(chunk, number, digest, strong_digest(data), memoryview(data))
         return chunk, number, digest, data
 
+    def close(self) -> None:
+        self.cache.close()
+        self.cache.settle()
+
+    def clear(self) -> None:
+        self.cache.clear()
+        self.cache.settle()
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    made.cache.close()
+    made.close()
 
 
 def test_what_was_added_is_there_in_the_next_life_and_can_be_added_to(bench: Bench) -> None:
     assert bench.begin() == []
     added = [bench.add(0, 1), bench.add(2, 1)]
-    bench.cache.close()
+    bench.close()
     assert bench.begin() == added
     added.append(bench.add(0, 2, fill=9))
-    bench.cache.close()
+    bench.close()
     assert bench.begin() == added
     assert not bench.logs
     assert bench.path.stat().st_mode & 0o777 == 0o600
@@ -62,7 +71,7 @@ def test_a_flipped_bit_ends_what_is_believed(bench: Bench, at: int) -> None:
     bench.begin()
     first = bench.add(0, 1)
     bench.add(1, 1)
-    bench.cache.close()
+    bench.close()
     at += (RECORD.size + SIZES[0]) * (at >= 48)  # in the second record, if in any
     data = bytearray(bench.path.read_bytes())
     data[at] ^= 1
@@ -76,7 +85,7 @@ def test_a_record_that_was_cut_short_is_overwritten(bench: Bench) -> None:
     bench.begin()
     first = bench.add(0, 1)
     bench.add(1, 1)
-    bench.cache.close()
+    bench.close()
     os.truncate(bench.path, bench.path.stat().st_size - 1)
     assert bench.begin() == [first]
     again = bench.add(2, 1)
@@ -87,6 +96,7 @@ def test_it_grows_to_twice_the_state_and_no_further(bench: Bench) -> None:
     bench.begin()
     for number in range(20):
         bench.add(0, number)
+    bench.close()
     assert bench.path.stat().st_size < 2 * sum(SIZES) + 100
     assert not bench.logs
 
@@ -101,6 +111,7 @@ def test_a_full_disk_is_said_once_and_leaves_nothing(bench: Bench, tmp_path: Pat
         patch.setattr(os, "writev", full)
         bench.add(0, 1)
         bench.add(1, 1)
+        bench.close()
     assert len(bench.logs) == 1
     assert "No space left" in bench.logs[0]
     assert not bench.path.exists()
@@ -110,6 +121,7 @@ def test_a_state_too_large_for_the_disk_is_not_kept(bench: Bench) -> None:
     bench.cache.begin(BLOB, 1 << 60)
     assert "the state takes" in bench.logs[0]
     bench.add(0, 1)
+    bench.close()
     assert not bench.path.exists()
 
 
@@ -125,10 +137,10 @@ def test_no_link_is_followed(bench: Bench, tmp_path: Path) -> None:
 def test_a_state_that_is_in_place_needs_nothing_kept(bench: Bench) -> None:
     bench.begin()
     bench.add(0, 1)
-    bench.cache.clear()
+    bench.clear()
     assert not bench.path.exists()
     bench.add(1, 1)
-    bench.cache.clear()
+    bench.clear()
 
 
 def test_what_is_closed_while_it_is_read_ends_there(bench: Bench) -> None:
@@ -139,7 +151,7 @@ def test_what_is_closed_while_it_is_read_ends_there(bench: Bench) -> None:
     bench.cache.begin(BLOB, sum(SIZES))
     chunks = bench.cache.chunks(SIZES)
     assert next(chunks)[0] == 0
-    bench.cache.close()
+    bench.close()
     assert list(chunks) == []
     assert not bench.logs
     assert [chunk for chunk, *_ in bench.begin()] == [0, 1]
@@ -155,5 +167,47 @@ def test_a_file_that_cannot_be_removed_is_said_and_ends_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)
-        bench.cache.clear()
+        bench.clear()
     assert "cannot be removed" in bench.logs[0]
+
+
+class SlowDisk:
+    """Write nothing until ``goes_on`` is set; give up where that does not come."""
+
+    def __init__(self) -> None:
+        self.goes_on = threading.Event()
+        self._writev = os.writev
+
+    def __call__(self, fd: int, parts: tuple[bytes, bytes]) -> int:
+        if not self.goes_on.wait(10):
+            raise OSError("whoever adds waits for the disk")
+        return self._writev(fd, parts)
+
+
+def test_nobody_waits_for_a_disk_that_is_slow(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop closes it, and the threads that add hold a lock that the loop takes."""
+    disk = SlowDisk()
+    bench.begin()
+    monkeypatch.setattr(os, "writev", disk)
+    added = [bench.add(0, number) for number in range(3)]
+    bench.cache.close()
+    disk.goes_on.set()
+    bench.cache.settle()
+    assert bench.begin() == added
+
+
+def test_what_comes_faster_than_the_disk_writes_is_not_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk()
+    bench.cache.begin(BLOB, 1000 * sum(SIZES))
+    monkeypatch.setattr(os, "writev", disk)
+    for number in range(3 * WAITING_MAX):
+        bench.add(0, number)
+    disk.goes_on.set()
+    bench.close()
+    numbers = [number for _, number, *_ in bench.begin()]
+    assert WAITING_MAX <= len(numbers) <= WAITING_MAX + 1
+    assert numbers == [*range(len(numbers))]

@@ -34,7 +34,7 @@ def test_what_had_come_when_a_joiner_was_killed_need_not_come_again(tmp_path: Pa
         entry_bytes = runs[0].state.layout(head_of(2)).total_bytes
         assert second.streams.received_bytes < 64 * 88_064 - kept_bytes + entry_bytes + 200_000
         assert any("are here from before the restart" in line for line in second.logs)
-        assert not cache_of(second).exists()
+        await eventually(lambda: not cache_of(second).exists())
 
     runs = [run_of(4), run_of(4)]
     scenario(tmp_path, [*runs, None, None], play)
@@ -51,6 +51,7 @@ def test_kept_chunks_of_another_history_cost_no_more_than_themselves(tmp_path: P
         data = bytes(donor.state.chunk_bytes(3))
         cache.add(3, 4, b"d" * 32, strong_digest(data), memoryview(data))
         cache.close()
+        cache.settle()
         learner.sync.aim(goal_of(run, [donor]))
         await eventually(lambda: learner.reached)
         assert same(learner.state, run.state)
