@@ -163,7 +163,7 @@ class MemberState:
                 self.digest, self.digest_round = event.digest, event.round
             return
         for number in event.missing & self.held.keys():
-            self.held[number] = replace(self.held[number], is_here=False)
+            self.held[number] = replace(self.held[number], is_here=False, is_kept=False)
         self._operations.clear()
         self.previous = (0, b"")
         self.round, self.chain = event.round, event.chain or self._genesis

@@ -119,6 +119,11 @@ class Durability:
             self._has_asked = True
             self._port.want_checkpoint()
 
+    def lacks(self, round_number: int) -> None:
+        """Hear that R of this round is damaged on the disk: no replay gets past it."""
+        self._hole = max(self._hole, round_number)
+        self._due.set()
+
     async def look_for_room(self) -> None:
         """Keep votes only where the disk is too small for rounds; find out before one fails."""
         if self.keeps_rounds:

@@ -165,6 +165,8 @@ class RoundExecutor:
         found = contents.recovered
         is_whole = (found.state, found.missing) == (promised.state, promised.missing)
         self._falls_short = found.state != promised.state
+        if self.durability is not None and found.missing:
+            self.durability.lacks(max(found.missing))
         self.is_loading = False
         if contents.state is not None:
             self._recover(contents.state, contents)
@@ -383,7 +385,7 @@ class RoundExecutor:
         wanted = self._wanted.get(round_number)
         if wanted is not None and wanted.attempt == attempt:
             del self._wanted[round_number]
-        self.router.end_attempt(round_number, attempt)
+            self.router.end_attempt(wanted)
         run = self.attempts.at(round_number, attempt)
         if run is not None:
             self._end(run)
@@ -391,7 +393,7 @@ class RoundExecutor:
                 self.attempts.drop(lambda number: number == round_number)
 
     def _end(self, run: AttemptRun) -> None:
-        self.router.end_attempt(run.begin.round, run.begin.attempt)
+        self.router.end_attempt(run.begin)
         run.end()
         self.note_busy()
 

@@ -70,6 +70,8 @@ class StateAssembly:
         self._own_counts = 0 < own.round <= goal.round and not goal.suspect
         self._own_until_s = float("inf")
         self.progress_s = now_s
+        if own.chain:
+            self._history.stands_at(own.round, own.chain)
         if self.table is not None and not self.table.store.is_open:
             self.table = None  # a commit has overwritten it
 
@@ -520,6 +522,12 @@ class ProvenHistory:
         known = self.heads.chain_after(number) if self.heads else b""
         self._left = bool(known) and known != chain
         return not self._left
+
+    def stands_at(self, number: int, chain: bytes) -> None:
+        """Forget what led to our own state, or an archive's memory would grow with the run."""
+        heads = self.heads
+        if heads is not None and heads.first <= number and heads.chain_after(number) == chain:
+            heads.forget_until(number)
 
     def ask(
         self,

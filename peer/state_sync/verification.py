@@ -139,6 +139,12 @@ class Heads:
     def extend(self, heads: Sequence[EntryHead]) -> None:
         self._heads += heads
 
+    def forget_until(self, number: int) -> None:
+        """Drop the heads up to this round, which they cover: the history goes on from there."""
+        self.before = self.chain_after(number)
+        del self._heads[: number + 1 - self.first]
+        self.first = number + 1
+
     def contradicts(self, other: Heads) -> bool:
         """Return whether the two are of different histories, as far as both reach."""
         last = min(self.last, other.last)

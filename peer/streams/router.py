@@ -114,13 +114,15 @@ class Router:
             self._view = max(self._view, begin.view)
             self._changed.notify_all()
 
-    def end_attempt(self, round_number: int, attempt: int) -> None:
+    def end_attempt(self, begin: Begin) -> None:
+        """Drop the frames of this attempt; one of another view may have the same number."""
+        number, place = begin.round, (begin.view, begin.attempt)
         with self._changed:
-            current = self._attempts.get(round_number)
-            if current is not None and current.begin.attempt == attempt:
-                del self._attempts[round_number]
-            if self._promised.get(round_number, (0, 0))[1] == attempt:
-                del self._promised[round_number]
+            current = self._attempts.get(number)
+            if current is not None and (current.begin.view, current.begin.attempt) == place:
+                del self._attempts[number]
+            if self._promised.get(number) == place:
+                del self._promised[number]
                 self._changed.notify_all()
 
     def settle(self, round_number: int) -> None:

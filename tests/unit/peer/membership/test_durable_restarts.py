@@ -39,7 +39,7 @@ from atoll.peer.membership.view import (
     chain_after,
     short,
 )
-from atoll.peer.rounds.entries import REDUCE
+from atoll.peer.rounds.entries import REDUCE, STEP
 
 NAMES = "abcde"
 
@@ -473,6 +473,51 @@ def test_all_are_back_at_once_and_some_files_are_bad() -> None:
         cluster.restart(name)
     assert cluster.until_round("abc", 2, limit_s=cluster.read_s + 5.0)
     assert not any(view.rollback for view in cluster.checker.views.values())
+
+
+@pytest.mark.parametrize("is_rotten", [False, True], ids=["whole", "rotten"])
+def test_all_lose_power_between_ready_and_the_first_commit(is_rotten: bool) -> None:
+    """The first parameters are held, and no state: they are read before anything else happens."""
+    cluster = Cluster("")
+    cluster.is_durable, cluster.read_s = True, 1.0
+    for name in "abc":
+        cluster.add(name)
+    cluster.found("a")
+    for one, other in ("ba", "ca", "cb"):
+        cluster.link(one, other)
+    cluster.until(lambda: cluster.in_one_view("abc"))
+    cluster.hold = lambda source, peer, message: isinstance(message, (ms.Ready, ms.Heartbeat))
+    for name in "abc":
+        cluster.train(name)
+    owns = [cluster.host(name).node.follower for name in "abc"]
+    cluster.until(lambda: all(1 in own.held and own.held[1].durable for own in owns))
+    for name in "abc":
+        cluster.kill(name)
+    if is_rotten:
+        disk = cluster.homes["b"]
+        disk.rotten |= {*disk.rounds}
+    cluster.hold = lambda source, peer, message: False
+    for name in "abc":
+        own = cluster.restart(name).node.follower
+        assert (own.round, own.loading) == (0, True)
+    cluster.until_round("abc", 3, limit_s=20.0)
+    assert incarnations(cluster, "abc") == {1}
+
+
+def test_a_result_that_is_fetched_for_a_damaged_file_is_in_memory_only() -> None:
+    chain, me, other = b"c" * 32, b"p" * 32, b"q" * 32
+    view = View(LINEAGE, 1, (Member(me, 1), Member(other, 1)), other, 5, chain)
+    begin = ms.Begin(LINEAGE, 1, 6, 1, STEP, (me, other), (1.0, 1.0))
+    ready = ReadyRecord(LINEAGE, 1, ms.Run(6, 1, 0, b"r" * 32), chain, begin)
+    records = [IncarnationRecord(1), ViewRecord(view), ready]
+    effects: list[ev.Effect] = []
+    own = MemberState(Member(me, 1), effects.append, Outbox(3), life=2)
+    own.recover(recovered(records, 3, [(5, chain)], {ready.place}))
+    own.on_home_read(ev.HomeRead(5, chain, b"d" * 32, False, frozenset({6})))
+    assert own.ready() is None
+    said = own.on_reduced(6, 1, b"r" * 32)
+    assert said is not None
+    assert not said.keeps_rounds
 
 
 # ---------------------------------------------------------------- operations

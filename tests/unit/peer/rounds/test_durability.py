@@ -45,6 +45,7 @@ class Daemon:
         self.events: list[ev.Event] = []
         self.notes: list[str] = []
         self.checkpoints: list[int] = []
+        self.wanted_checkpoints = 0
         self.heard = asyncio.Event()
 
     def note(self, kind: str, text: str, **fields: object) -> None:
@@ -61,6 +62,9 @@ class Daemon:
 
     def checkpoint_rounds(self) -> list[int]:
         return self.checkpoints
+
+    def want_checkpoint(self) -> None:
+        self.wanted_checkpoints += 1
 
     def writing_since(self) -> None:
         return None
@@ -317,6 +321,22 @@ def test_a_compaction_leaves_a_file_alone_that_is_begun_meanwhile(home: Home) ->
         home.durability.checkpointed(3)
         await asyncio.sleep(0.1)
         assert home.stored() == R
+
+    home.play(scenario)
+
+
+def test_a_result_that_is_damaged_on_the_disk_makes_a_checkpoint_due(home: Home) -> None:
+    """No replay gets past it: until then the others are told not to count on this copy."""
+
+    async def scenario(home: Home) -> None:
+        events = home.daemon.events
+        home.durability.lacks(3)
+        await home.until(lambda: ev.RoundsKept(False) in events)
+        home.durability.moved_to(3, applied=True)
+        home.durability.moved_to(4, applied=True)
+        assert home.daemon.wanted_checkpoints == 1
+        home.durability.checkpointed(4)
+        await home.until(lambda: events[-2:-1] == [ev.RoundsKept(True)])
 
     home.play(scenario)
 

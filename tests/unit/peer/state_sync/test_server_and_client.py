@@ -108,6 +108,23 @@ def test_collectives_in_the_log_cost_their_heads_only(tmp_path: Path, own: int |
     scenario(tmp_path, [truth, laggard], play)
 
 
+def test_who_follows_for_long_remembers_no_more_of_the_history(tmp_path: Path) -> None:
+    """An archive catches up round by round, for as long as it runs."""
+
+    async def play(sites: list[Site]) -> None:
+        donor, archive = sites
+        for _ in range(10):
+            for _ in range(20):
+                truth.operate()
+            archive.sync.aim(goal_of(truth, [donor]))
+            await eventually(lambda: archive.reached and archive.reached[-1][1] == truth.chain)
+            heads = archive.sync._machine.assembly._history.heads
+            assert heads is None or heads.last - heads.first < 20
+
+    truth = run_of(3)
+    scenario(tmp_path, [truth, None], play)
+
+
 def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
     async def play(sites: list[Site]) -> None:
         donors, doubter = sites[:2], sites[2]

@@ -66,9 +66,9 @@ def test_each_round_has_its_own_attempt(router: Router) -> None:
     router.reserve(B, header(3, 1, kind=KEPT))
     assert (len(two.seen), len(three.seen), len(kept.seen)) == (1, 1, 1)
     assert two.seen[0][0].src == 1  # B's place among the participants
-    router.end_attempt(2, 4)  # an older one
+    router.end_attempt(begin(2, 4))  # an older one
     assert router.reserve(B, header(2, 5)) is not None
-    router.end_attempt(2, 5)
+    router.end_attempt(begin(2, 5))
     assert router.reserve(B, header(2, 5)) is None
     assert router.reserve(B, header(3, 1)) is not None
 
@@ -150,9 +150,29 @@ def test_once_begin_is_here_a_frame_waits_for_its_turn(
     waiter.join(WAIT_S)
     assert found == [True]
     waiter = take(4)
-    router.end_attempt(4, 1)  # aborted before its turn
+    router.end_attempt(begin(4, 1))  # aborted before its turn
     waiter.join(WAIT_S)
     assert found == [True, False]
+
+
+def test_the_end_of_an_attempt_leaves_that_of_the_next_view(
+    router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts count from one in each view; the old one ends when the new one is opened."""
+    monkeypatch.setattr(module, "AHEAD_TIMEOUT_S", 0.0)
+    expect(router, begin(3, 1, view=1))
+    router.promise_attempt(begin(3, 1, view=2))
+    found: list[bool] = []
+
+    def run() -> None:
+        found.append(router.reserve(B, header(3, 1, view=2)) is not None)
+
+    waiter = threading.Thread(target=run, daemon=True)
+    waiter.start()
+    router.end_attempt(begin(3, 1, view=1))
+    expect(router, begin(3, 1, view=2))
+    waiter.join(WAIT_S)
+    assert found == [True]
 
 
 def test_after_a_rollback_the_same_round_counts_again(router: Router) -> None:
