@@ -193,6 +193,10 @@ class SyncClient:
             if len(self._spare) < DONORS_MAX:
                 self._spare.append(buffer)
 
+    def broken_off(self, source: bytes, header: DataHeader) -> None:
+        with self._lock:
+            self._landing.pop((source, header.attempt), None)
+
     def broken(self, source: bytes, why: str) -> None:
         with self._lock:
             for key in [key for key in self._landing if key[0] == source]:

@@ -217,7 +217,12 @@ class SyncServer:
                 continue
             ticket, chunk = message.ticket, message.chunk
             header = DataHeader(int(kind), 0, 0, 0, bytes(8), 0, number, ticket, chunk)
-            FrameOutlet(stream, header, aside=True).send_parts(int(kind), chunk, *parts)
+            try:
+                FrameOutlet(stream, header, aside=True).send_parts(int(kind), chunk, *parts)
+            except AtollError as error:  # other streams to that peer may live on: it waits for this
+                why = self._why(source, error)
+                self._loop.call_soon_threadsafe(self._refuse, source, ticket, why)
+                raise
 
     def _piece(
         self, message: msg.FetchPiece, buffer: memoryview

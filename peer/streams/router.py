@@ -172,6 +172,9 @@ class Router:
             current.reduction.received(_frame(current, source, header, stripe))
 
     def broken_off(self, source: bytes, header: DataHeader, stripe: int = 0) -> None:
+        if header.kind not in OF_ATTEMPTS:
+            self.transfers.broken_off(source, header)
+            return
         with self._changed:
             current = self._attempts.get(header.round)
         if header.kind in OF_REDUCTIONS and current is not None and _is_of(current.begin, header):

@@ -54,6 +54,8 @@ class PieceSink(Protocol):
 
     def received(self, source: bytes, header: DataHeader) -> None: ...
 
+    def broken_off(self, source: bytes, header: DataHeader) -> None: ...
+
     def broken(self, source: bytes, why: str) -> None: ...
 
 
@@ -103,6 +105,11 @@ class Transfers:
         transfer = self._transfer_of(source, header)
         if transfer is not None:
             transfer.received(header)
+
+    def broken_off(self, source: bytes, header: DataHeader) -> None:
+        """Hear that a stream has ended within this frame: its source refuses what it was of."""
+        if self.pieces is not None and header.kind in OF_PIECES:
+            self.pieces.broken_off(source, header)
 
     def broken(self, source: bytes, why: str) -> None:
         with self._changed:

@@ -16,7 +16,7 @@ from harness.transfers import Site, eventually, goal_of, run_of, same, scenario
 
 from atoll.collectives import encoded_layout, get_codec
 from atoll.collectives.digests import strong_digest
-from atoll.collectives.errors import StateError
+from atoll.collectives.errors import ConnectError, StateError
 from atoll.collectives.merkle import MerkleTree
 from atoll.peer.membership.events import Goal
 from atoll.peer.membership.view import Member
@@ -123,6 +123,30 @@ def test_who_follows_for_long_remembers_no_more_of_the_history(tmp_path: Path) -
 
     truth = run_of(3)
     scenario(tmp_path, [truth, None], play)
+
+
+def test_a_piece_that_was_lost_with_its_stream_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other streams to the learner may live on: nothing else would tell it."""
+    sent = itertools.count(1)
+    send_parts = FrameOutlet.send_parts
+
+    def fails_once(outlet: FrameOutlet, kind: int, chunk: int, *parts: memoryview) -> None:
+        if next(sent) == 3:
+            raise ConnectError("the stream has ended", fix="none")
+        send_parts(outlet, kind, chunk, *parts)
+
+    async def play(sites: list[Site]) -> None:
+        donor, learner = sites
+        learner.sync.aim(goal_of(run, [donor]))
+        await eventually(lambda: learner.reached)
+        assert same(learner.state, run.state)
+
+    monkeypatch.setattr(FrameOutlet, "send_parts", fails_once)
+    run = run_of(3)
+    scenario(tmp_path, [run, None], play)
+    assert next(sent) > 3
 
 
 def test_a_doubtful_state_costs_only_what_is_wrong(tmp_path: Path) -> None:
