@@ -21,7 +21,11 @@ import torch
 from torch import Tensor
 
 import atoll
-from atoll.collectives.errors import CollectiveMismatchError, CollectiveMissedError
+from atoll.collectives.errors import (
+    CollectiveLostError,
+    CollectiveMismatchError,
+    CollectiveMissedError,
+)
 from atoll.optim import ByteTransformer, TextBatches
 from atoll.peer.demo.text import load_text
 
@@ -57,8 +61,8 @@ def main() -> None:
         gradients = [p.grad for p in parameters if p.grad is not None]
         try:
             mean = session.all_reduce(flatten(gradients), codec=args.codec)  # (2)
-        except (CollectiveMissedError, CollectiveMismatchError) as error:
-            print(f"the others have taken a step without this one: {error.what}", flush=True)
+        except (CollectiveMissedError, CollectiveMismatchError, CollectiveLostError) as error:
+            print(f"the others may have taken a step without this one: {error.what}", flush=True)
         else:
             fill(gradients, mean.value)
             optimizer.step()

@@ -86,7 +86,9 @@ class SharedBuffers:
             try:
                 session.publish(NAME, number, then.copy(), CODEC)
             except OF_PARTNERS as error:  # NaN: others are better off without, as this trainer is
-                self._say(f"the buffers of this trainer were not published: {error.what}")
+                bad = ", ".join(self._buffers.not_finite()[:5])
+                why = f"NaN or Inf in {bad}" if bad else error.what
+                self._say(f"the buffers of this trainer were not published: {why}")
             return np.zeros(0, np.float32)
 
         self._side.lead(publish, 0)

@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError, CodecError, ConfigError, DaemonLostError
+from atoll.collectives.units import count
 from atoll.optim.frozen import Frozen
 from atoll.optim.leaving import LEAVE_WAIT_S, USUAL, Leaving, supervised_leaving
 from atoll.optim.manifest import Manifest
@@ -236,6 +237,12 @@ class Method(ABC):
         self, spec: RunSpec, manifest: Manifest, initial: Callable[[F32], None], frozen: str
     ) -> None:
         """Attach ``peer`` after what can be checked here; what is not trained goes along."""
+        constants = self._vector.buffers.constants
+        if constants:
+            say(
+                f"NaN or Inf in {count(len(constants), 'buffer')} of the model "
+                f"({', '.join(constants[:5])}): taken for constants, and not shared with others"
+            )
         fingerprint = self._frozen.fingerprint(frozen)
         self._channel.attach(spec, replace(manifest, frozen=fingerprint), initial, frozen)
 

@@ -309,7 +309,9 @@ class ModelBuffers:
     """Read and write the persistent buffers of a model as one vector.
 
     ``outline``: how many and which, as peers compare it; empty for a model without persistent float
-    buffers, of which nothing is exchanged: tables, masks and the like are made alike.
+    buffers, of which nothing is exchanged: tables, masks and the like are made alike. So are float
+    buffers that are not finite, as the -inf of an attention mask: ``constants``, which are left
+    out.
 
     ``elements`` of a vector, of which ``floats`` are float buffers, after the weight.
     """
@@ -318,8 +320,12 @@ class ModelBuffers:
         places = persistent(model)
         of_floats = {n: p for n, p in places.items() if _tensor(p).is_floating_point()}
         of_integers = {n: p for n, p in places.items() if n not in of_floats}
+        self.constants = [n for n, p in of_floats.items() if not _is_finite(p)]
+        for name in self.constants:
+            del of_floats[name]
         if not of_floats:
             of_integers = {}
+        self._float_names = list(of_floats)
         self._floats, self._integers = list(of_floats.values()), list(of_integers.values())
         self.floats = sum(_tensor(p).numel() for p in self._floats)
         self._whole = sum(_tensor(p).numel() for p in self._integers)
@@ -361,6 +367,11 @@ class ModelBuffers:
                 tensor.copy_(source[lo : lo + tensor.numel()].view(tensor.shape))
                 lo += tensor.numel()
 
+    def not_finite(self) -> list[str]:
+        """Return the names of the float buffers in the vector with NaN or Inf."""
+        named = zip(self._float_names, self._floats, strict=True)
+        return [name for name, place in named if not _is_finite(place)]
+
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Save the buffers' values, and restore them at the end, whatever becomes of them."""
@@ -394,6 +405,11 @@ def _tensor(place: Place) -> Tensor:
     tensor = module._buffers[name]
     assert tensor is not None
     return tensor.detach()
+
+
+def _is_finite(place: Place) -> bool:
+    """Return whether a buffer has values that float32 holds, without NaN and Inf."""
+    return bool(_tensor(place).float().isfinite().all())
 
 
 I64 = NDArray[np.int64]

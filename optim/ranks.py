@@ -64,9 +64,10 @@ def attach(
     ``reconnect_s``: as ``atoll.connect`` has it. ConfigError for ranks on several machines;
     otherwise as ``atoll.connect``, on all ranks.
     """
-    world = int(os.environ.get("WORLD_SIZE", "1"))
     if not dist.is_initialized():
-        if group is None and world == 1:
+        # One process of torchrun gets a group like several, as scripts for those go on with it.
+        is_single = os.environ.get("WORLD_SIZE", "1") == "1" and not dist.is_torchelastic_launched()
+        if group is None and is_single:
             return connect(home, timeout_s=timeout_s, reconnect_s=reconnect_s)
         dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     if group is None:

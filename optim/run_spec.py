@@ -202,17 +202,22 @@ class RoundSpec:
         except CodecError as error:
             raise ConfigError(f"codec {self.codec[:32]!r}: {error.what}", fix=error.fix) from error
         lacking, coarse = "", is_coarse(self.codec)
+        fix = "use int8, or int4 where bytes count for more"
         if contract.keyed and coarse:
             lacking = "error feedback that knows its keys, which rounds do not have"
         elif contract.keyed and self.encodes_again:
             lacking = "rounds in which nobody encodes its parts again: it draws at random"
         elif coarse and not self.error_feedback:
-            lacking = "error_feedback, 0.95 say: what it leaves out would be lost"
+            lacking = (
+                "error_feedback, 0.95 say, or what it leaves out would be lost: DiLoCo and "
+                "StreamingDiLoCo take it, and SparseLoCo as its decay"
+            )
+            fix += f"; with GradientAverage compressor=ErrorFeedback(codec={self.codec!r})"
         elif contract.errors.gauss > AVERAGED_ERROR_MAX and self.aggregate not in RULES:
             lacking = f'aggregate="{RULES[-1]}", as of SparseLoCo: so little of it is sent'
         if lacking:
             what = f"codec {self.codec!r} needs {lacking}"
-            raise ConfigError(what, fix="use int8, or int4 where bytes count for more")
+            raise ConfigError(what, fix=fix)
 
     def result_codec(self, weights: Sequence[float]) -> Decoder:
         """Return the codec in which the result of a round is encoded.
@@ -284,6 +289,7 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
             "aggregate",
             f"one of {', '.join(AGGREGATES)}: in a run of {self.method} no round is of all peers",
         )
+        self._check_audited_codec()
         self._check_round()
         self._check_feedback()
         self._check_warm_start()
@@ -296,6 +302,15 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
     def encodes_again(self) -> bool:
         """Return whether anybody does, audits, or publishes vectors beside rounds."""
         return super().encodes_again or self.audit or self.method not in STEPPED
+
+    def _check_audited_codec(self) -> None:
+        """Raise ConfigError for a codec that cannot be audited, whatever else it may need."""
+        if self.audit and self.codec in CODECS:
+            try:
+                check_codec(get_codec(self.codec))
+            except ConfigError as error:
+                what = f"codec {self.codec!r} with audit=True: {error.what}"
+                raise ConfigError(what, fix=f"{error.fix}, or leave audit out") from error
 
     def _check_feedback(self) -> None:
         """Raise ConfigError where nobody keeps what is left out, or others cannot know it."""
@@ -322,7 +337,6 @@ class RunSpec(OuterSpec, RoundSpec, TrustSpec):
             _require(self, self.is_averaged and self.aggregate not in RULES, "audit", wanted)
             wanted = f"a rule for {AUDITED_PEERS_MAX} peers: no more can be audited"
             _require(self, self.least_peers <= AUDITED_PEERS_MAX, "aggregate", wanted)
-            check_codec(get_codec(self.codec))
         validators_max = VALIDATORS_MAX if self.audit and self.method in REPLAYED else 0
         wanted = f"0 to {validators_max}; only an audited run of DiLoCo or LocalSGD has any"
         _require(self, 0 <= self.validators <= validators_max, "validators", wanted)

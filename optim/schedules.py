@@ -55,8 +55,11 @@ class _Followed:
         self._first = self._latest = self._kept()
 
     def set_step(self, step: int) -> None:
-        epoch = _epoch(self._scheduler)
-        if epoch == step < self._latest[0] + KEEP_EVERY:
+        epoch, (kept, _, groups) = _epoch(self._scheduler), self._latest
+        if epoch == step == kept:
+            self._write(groups)  # the optimizer may have loaded others meanwhile
+            return
+        if epoch == step < kept + KEEP_EVERY:
             return
         if epoch > step:
             self._go_back(step)
@@ -74,9 +77,7 @@ class _Followed:
         for epoch, state, groups in (self._latest, self._first):
             if epoch <= step:
                 self._scheduler.load_state_dict(copy.deepcopy(state))
-                for group, values in zip(_groups(self._scheduler), groups, strict=True):
-                    for key, value in values.items():
-                        _set(group, key, value)
+                self._write(groups)
                 return
         raise ConfigError(
             f"the {type(self._scheduler).__name__} is at step {_epoch(self._scheduler)}, the run at"
@@ -84,6 +85,12 @@ class _Followed:
             fix="let it be followed as it was made: it is brought to the step of the run, and its "
             "state need not be loaded",
         )
+
+    def _write(self, groups: list[dict[str, Any]]) -> None:
+        """Write what was kept of the groups back."""
+        for group, values in zip(_groups(self._scheduler), groups, strict=True):
+            for key, value in values.items():
+                _set(group, key, value)
 
     def _kept(self) -> tuple[int, dict[str, Any], list[dict[str, Any]]]:
         groups = _groups(self._scheduler)

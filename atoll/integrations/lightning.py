@@ -30,9 +30,11 @@ from typing import Any
 
 import torch
 
+from atoll import optim
 from atoll.collectives.errors import ConfigError
 from atoll.integrations import missing
 from atoll.integrations.methods import Kind, evaluating, figures, follow, make_method
+from atoll.optim.every_step.every_step import EveryStep
 from atoll.optim.method import Method
 from atoll.optim.sessions import AnySession
 from atoll.peer.client.console import say
@@ -64,6 +66,7 @@ class AtollCallback(Callback):
         **options: Any,
     ) -> None:
         self.outer: Method | None = None
+        self._kind = method
         self._make: Callable[[Any, Any], Method] = lambda model, optimizer: make_method(
             model, optimizer, method, peer=peer, home=home, **options
         )
@@ -78,6 +81,16 @@ class AtollCallback(Callback):
             raise ConfigError(
                 f"{strategy} shards the model, and this callback needs a whole one",
                 fix='use strategy="ddp", or write the loop by hand: atoll.attach() takes FSDP2',
+            )
+        kind = getattr(optim, self._kind, None) if isinstance(self._kind, str) else self._kind
+        is_automatic = pl_module.automatic_optimization
+        if is_automatic and isinstance(kind, type) and issubclass(kind, EveryStep):
+            raise ConfigError(
+                f"{kind.__name__} needs gradients before step(), and Lightning's automatic "
+                "optimization makes them inside of it, in a closure",
+                fix="set self.automatic_optimization = False in the module and step what "
+                "self.optimizers(use_pl_optimizer=False) returns, or take a method with rounds, "
+                "DiLoCo say",
             )
         self._close()
         self.outer = self._make(pl_module, trainer.optimizers)

@@ -40,6 +40,7 @@ from torch.optim import Optimizer
 
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import (
+    CodecError,
     CollectiveLostError,
     CollectiveMismatchError,
     CollectiveMissedError,
@@ -111,6 +112,7 @@ class EveryStep(Method):
         self.spec = replace(spec, buffers=outline, check_every=check_every)
         self._snapshot = Snapshot(self._vector, inner, self._shared(), buffers=buffers)
         self._snapshot.describe(0)  # ConfigError for a state that cannot be handed over
+        self._is_described = False  # as it is after the first step
         self._buffers = StepBuffers(self._vector.buffers) if outline else None
         self._unchecked = 0  # steps since the last comparison
         self._crowd = 1  # how many trainers the last call had
@@ -181,6 +183,11 @@ class EveryStep(Method):
         """
         self._frozen.check()
         self._follow()
+        if self.steps and not self._is_described:
+            # Inner optimizers have a state by now. One that cannot be handed over ends this
+            # trainer here, and not all of them when a newcomer asks for it.
+            self._snapshot.describe(self.steps)
+            self._is_described = True
         flagged, why = False, "trainers come and go, or miss rounds, faster than they step"
         tries = 0
         while tries < TRIES_MAX:
@@ -326,6 +333,13 @@ class EveryStep(Method):
         flat: F32 = np.zeros(size + 1 - size % 2, np.float32)
         if is_donor:
             self._snapshot.write(flat[:size])
+            bad = self._snapshot.not_finite(flat[:size])
+            if bad:
+                raise CodecError(
+                    f"NaN or Inf in {bad} at step {self.steps}: no newcomer can be given this",
+                    fix="lower the learning rate or clip gradients, and start this trainer again; "
+                    "buffers=False leaves buffers out",
+                )
         reduced = self._call(lambda: self.peer.all_reduce(flat, "sum"))
         if donor.name not in reduced.peers:
             raise AgainError

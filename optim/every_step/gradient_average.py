@@ -98,7 +98,9 @@ class GradientAverage(EveryStep):
         if any(value is not None for value in (*args[1:], *kwargs.values())):
             raise ConfigError(
                 "step() with a closure: it would make gradients that nobody else has",
-                fix="call backward() before step(), and give step() nothing",
+                fix="call backward() before step(), and give step() nothing; in Lightning set "
+                "self.automatic_optimization = False and step what "
+                "self.optimizers(use_pl_optimizer=False) returns, or take DiLoCo",
             )
         scale = self._scaling.take(inner)
         if id(inner) not in self._to_step:

@@ -97,6 +97,14 @@ class Snapshot:
         if self._buffers is not None:
             flat[lo:] = self._buffers.vector()
 
+    def not_finite(self, flat: F32) -> str:
+        """Return what has NaN or Inf in a vector that ``write`` has written, or ""."""
+        if np.isfinite(flat).all():
+            return ""
+        names = self._vector.not_finite()
+        names += self._buffers.not_finite() if self._buffers is not None else []
+        return ", ".join(names[:5]) or "what the inner optimizers or the method keep"
+
     def read(self, description: bytes, flat: F32) -> int:
         """Take over a state; return how many steps of the run it comes from."""
         steps, kept = self._parsed(description)
@@ -226,8 +234,9 @@ def _entry(p: nn.Parameter, name: str, value: object) -> list[object]:
             return [name, dtype, shape, 0, int(on_host)]
     elif isinstance(value, int | float):
         return [name, "", [], value, 1]
+    kind = f"{dtype} tensor" if isinstance(value, Tensor) else type(value).__name__
     raise ConfigError(
-        f"the inner optimizer keeps {name!r}, a {type(value).__name__}, which cannot be handed to "
-        "newcomers",
-        fix="use an optimizer that keeps tensors and numbers, as those of torch.optim do",
+        f"the inner optimizer keeps {name!r}, a {kind}, which cannot be handed to newcomers",
+        fix=f"use an optimizer that keeps numbers, and tensors of {', '.join(DTYPES)}; or DiLoCo, "
+        "which hands no state over",
     )

@@ -72,10 +72,11 @@ class CO2(RoundMethod):
     do.
 
     ``outer_momentum``: the authors' code has 0 up to 16 workers, 0.2 up to 32, 0.5 up to 64, then
-    0.6. ``codec``, ``momentum_codec``: as for DiLoCo. ``clip`` bounds every element of the
-    momentum; None: nothing is clipped. ``penalty`` shrinks what comes late, and is saved too if it
-    has a ``state_dict`` and ``load_state_dict`` of its own; None: nothing is shrunk. Costs 16 bytes
-    of the trainer's host memory for each parameter, 8 of them at the end of a round only.
+    0.6. ``codec``, ``momentum_codec``: as for DiLoCo, but for the coarse codecs ("int2", "sign"),
+    which need ``error_feedback``. ``clip`` bounds every element of the momentum; None: nothing is
+    clipped. ``penalty`` shrinks what comes late, and is saved too if it has a ``state_dict`` and
+    ``load_state_dict`` of its own; None: nothing is shrunk. Costs 16 bytes of the trainer's host
+    memory for each parameter, 8 of them at the end of a round only.
 
     It ended 18 % above data-parallel on the convergence bench, no better than one worker alone,
     where ``DiLoCo`` was 5 % above: what comes a round late is of little use to so few rounds.

@@ -46,7 +46,8 @@ class AsyncDiLoCo(SynchronousMethod):
     Then 0.9, as in ``DiLoCo``, oscillates for long: of four peers, each half-way to the optimum in
     a round, an error shrinks by 7 % in N rounds, with 0.5 by 30 %.
 
-    ``codec``, ``momentum_codec``: as for DiLoCo.
+    ``codec``, ``momentum_codec``: as for DiLoCo, but for the coarse codecs ("int2", "sign"), which
+    need ``error_feedback``.
 
     A peer that is twice as slow is in half as many rounds, and its pseudo-gradients are of an older
     theta. ``round_s`` gives it half the steps instead. The larger N, the smaller is each step: if

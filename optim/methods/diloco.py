@@ -57,8 +57,9 @@ class DiLoCo(SynchronousMethod):
 
     ``warm_start``: begin the run with so many steps in rounds of ``warm_every`` steps, each of
     which gives it the mean of the peers, without outer rate and momentum. It is for models that
-    begin at random. It ends at the same round for all peers, whenever they have come. It takes
-    neither ``round_s`` nor ``replay``.
+    begin at random. It ends at the same round for all peers, whenever they have come: collectives
+    count as rounds of it, so with ``Shards``, which deals after each round, give twice the steps.
+    It takes neither ``round_s`` nor ``replay``.
 
     Tuning: raise ``sync_every`` if ``metrics()["waited_s"]`` is a large part of the run's time;
     lower ``outer_lr`` towards 0.4 for two peers, keep 0.7 for eight or many steps per round.
@@ -106,5 +107,7 @@ class DiLoCo(SynchronousMethod):
 
     def _step_done(self) -> None:
         if self.spec.warm_rounds and self._local.taken == 0:
-            self._local.wanted = self.spec.steps_of(self._channel.round + 1)
+            # The channel stays where it is when a round is missed, and the clock goes on.
+            number = max(self._channel.round, self._clock.number)
+            self._local.wanted = self.spec.steps_of(number + 1)
         super()._step_done()

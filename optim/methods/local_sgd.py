@@ -68,7 +68,8 @@ class LocalSGD(SynchronousMethod):
     """Train in rounds of ``sync_every`` local steps, then take the mean of the peers' parameters.
 
     ``help("atoll.optim.options")`` says what the ``options`` mean, which other methods have too,
-    ``help("atoll.optim.method")`` what the calls do. ``codec``: as for DiLoCo.
+    ``help("atoll.optim.method")`` what the calls do. ``codec``: as for DiLoCo, but for
+    the coarse ones ("int2", "sign"), which need ``error_feedback``.
 
     With a ``QSR``, which takes no ``round_s``, all peers should follow one schedule of the inner
     learning rate. It is read from the first group of the last inner optimizer, as it is in the

@@ -215,6 +215,7 @@ class Population(Method):
         return math.nan if self._vector.not_finite() else score
 
     def _take_turn(self) -> None:
+        self._snapshot.describe(self.steps)  # ConfigError before others ask for it
         score = self._last_score if math.isfinite(self._last_score) else None
         mine = [self.turn, score, self._is_fresh, self.hyperparameters(), self._model]
         given = gather_for(SCORE, self.peer, json.dumps(mine).encode())
@@ -255,7 +256,11 @@ class Population(Method):
         self._snapshot.write(flat)
         if max(float(flat.max()), -float(flat.min())) <= VALUE_MAX:  # both hand on NaN
             return description, flat
-        say(f"the state of this member is not finite at step {self.steps}; nobody copies it")
+        what = self._snapshot.not_finite(flat) or f"above {VALUE_MAX:g}"
+        say(
+            f"the state of this member ({what}) is not finite at step {self.steps}; "
+            "nobody copies it"
+        )
         return b"", flat
 
     def _explore(self, donor: str, theirs: Mapping[str, list[float]]) -> None:

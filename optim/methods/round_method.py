@@ -287,12 +287,12 @@ class RoundMethod(Method):
         self._check_finite("round not submitted", fragment)
         steps, tokens = self._counted.get(fragment, (0, 0))
         weight = float(self._tokens - tokens or self._steps - steps)
-        self._submitted[fragment] = self._steps, self._tokens
         counted = {"tokens": self._tokens} if self._tokens else {}
         self._channel.observe(steps=self._steps, **counted)
         for watcher in self._watchers:
             watcher.submitted()
         self._hand_over(partial(self._write_submission, fragment), weight, fragment)
+        self._submitted[fragment] = self._steps, self._tokens
 
     def _hand_over(self, write: Writer, weight: float, fragment: int) -> None:
         self._channel.submit(write, weight, fragment)

@@ -107,7 +107,7 @@ class OwnLoops(ABC):
             had_it = self.has_state
             try:
                 is_taken = self._take(state, donor)
-            except (CollectiveMismatchError, CollectiveMissedError):
+            except OUT_OF_STEP:
                 continue  # and it lacks the state now
             if is_taken:
                 self.has_state = True
@@ -150,8 +150,9 @@ class OwnLoops(ABC):
                 if is_enough(found):
                     return found
                 here, why = len(found), f"{count(len(found), 'trainer')} of {at_least} are here"
-            except (CollectiveMismatchError, CollectiveMissedError) as error:
-                # It has waited for a round of theirs, and theirs may be the next.
+            except OUT_OF_STEP as error:
+                # It has waited for a round of theirs, and theirs may be the next; or its daemon
+                # was started again, and has gone on.
                 why, pause_s = error.what, 0.0
             waited_s = time.monotonic() - began_s
             if waited_s > wait_s:

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch.optim.lr_scheduler import LambdaLR
 
+from atoll.collectives.errors import ConfigError
 from atoll.integrations.lightning import AtollCallback
 
 pytestmark = pytest.mark.filterwarnings(f"ignore:::{LIBRARIES}")
@@ -107,6 +108,50 @@ def test_validation_sees_the_runs_parameters_and_training_does_not(tmp_path: Pat
             assert torch.equal(found, expected)
         assert not torch.equal(module.local[3], run[1])
         assert torch.equal(trained(module), torch.from_numpy(swarm.state.theta))
+
+    swarm.run(work)
+
+
+class ByHand(Watched):
+    """Step by hand, as a method of every step needs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Tensor, number: int) -> None:
+        inner = self.optimizers(use_pl_optimizer=False)  # Lightning's own gives step() a closure
+        inner.zero_grad()
+        self.manual_backward(self.net(batch))
+        inner.step()
+
+
+@pytest.mark.parametrize("method", ["GradientAverage", atoll.GradientAverage])
+def test_a_method_of_every_step_needs_manual_optimization(method: Any, tmp_path: Path) -> None:
+    swarm = atoll.Swarm(1)
+
+    def work(session: Any) -> None:
+        def trained_by(module: Any) -> None:
+            trainer = lightning.Trainer(
+                callbacks=[AtollCallback(method, peer=session)],
+                accelerator="cpu",
+                max_steps=2,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=tmp_path,
+            )
+            trainer.fit(module, loader())
+
+        with pytest.raises(ConfigError, match="automatic optimization") as raised:
+            trained_by(Watched())
+        assert "self.automatic_optimization = False" in raised.value.fix
+        assert not swarm.round
+        module = ByHand()
+        first = trained(module).clone()
+        trained_by(module)
+        assert not torch.equal(trained(module), first)
 
     swarm.run(work)
 

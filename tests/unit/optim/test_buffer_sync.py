@@ -25,6 +25,7 @@ from atoll.optim import (
 from atoll.optim.buffer_sync import STALE_ROUNDS
 from atoll.optim.experimental import CO2
 from atoll.optim.methods.gossip import groups
+from atoll.optim.model_io import ModelBuffers
 from atoll.optim.swarm import SwarmSession
 
 H = 3
@@ -341,7 +342,37 @@ def test_buffers_are_left_alone_if_that_is_wanted_and_all_must_want_it() -> None
         Swarm(2).run(lambda session: each(session, True, False))
 
 
-def test_those_of_a_peer_that_have_gone_mad_are_left_out() -> None:
+def test_a_mask_of_infinities_is_a_constant_and_the_others_are_shared() -> None:
+    mask = torch.full((3, 3), -torch.inf).triu(1)
+
+    def each(session: SwarmSession) -> Stats:
+        model = net()
+        model.register_buffer("mask", mask.clone())
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        outer = DiLoCo(model, inner, H, session)
+        assert outer.spec.buffers.startswith("3 of 13 values")
+        for number in range(H):
+            step(model, inner, session.number, number)
+        return stats(model)
+
+    first, second = Swarm(2).run(each)
+    assert all(map(torch.equal, first, second))
+    assert torch.equal(first[0], mask)
+    assert first[1].any()
+
+
+def test_a_model_with_nothing_but_a_mask_shares_nothing() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((3,), -torch.inf))
+    model.register_buffer("large", torch.full((3,), 1e300, dtype=torch.float64))
+    buffers = ModelBuffers(model)
+    assert buffers.outline == ""
+    assert buffers.constants == ["large", "mask"]
+
+
+def test_those_of_a_peer_that_have_gone_mad_are_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def each(session: SwarmSession) -> Stats:
         model = net()
         inner = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -357,3 +388,4 @@ def test_those_of_a_peer_that_have_gone_mad_are_left_out() -> None:
     for one in found:
         assert all(bool(tensor.isfinite().all()) for tensor in one)
     assert all(map(torch.equal, found[0], found[2]))
+    assert "not published: NaN or Inf in 1.running_var" in capsys.readouterr().err

@@ -28,6 +28,7 @@ from atoll.optim import (
     StreamingDiLoCo,
     Swarm,
     ZerothOrder,
+    attach,
 )
 from atoll.optim.experimental import CO2
 from atoll.optim.model_io import ModelVector
@@ -129,6 +130,28 @@ def test_collectives_of_the_first_rank_count_as_no_round_of_the_method() -> None
             return outer.global_step, outer.peer.operations
 
     assert Swarm(1).run(train) == [(8, 8)]
+
+
+@pytest.mark.parametrize("by_torchrun", [True, False])
+def test_one_process_of_torchrun_has_a_group_too(
+    by_torchrun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scripts that are written for several go on with it: DDP, meshes, ``dist.get_rank()``."""
+    session = object()
+    monkeypatch.setattr("atoll.optim.ranks.connect", lambda *_, **__: session)
+    by = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    by |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}
+    for name, value in by.items():
+        if by_torchrun:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name, raising=False)
+    try:
+        assert attach() is session
+        assert dist.is_initialized() == by_torchrun
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def test_memory_is_mapped_if_it_is_what_was_meant() -> None:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import lr_scheduler as lrs
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from atoll.collectives.errors import CheckpointError, ConfigError
@@ -299,6 +300,45 @@ def test_other_objects_go_along(tmp_path: Path) -> None:
 
         with pytest.raises(ConfigError, match=r"more\.odd\.what is a object"):
             outer.save(tmp_path, odd=Odd())
+
+    alone(work)
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lrs.LRScheduler]] = {
+    "cosine": lambda inner: lrs.CosineAnnealingLR(inner, 60),
+    "exponential": lambda inner: lrs.ExponentialLR(inner, 0.9),
+    "lambda": lambda inner: lrs.LambdaLR(inner, lambda step: 0.9**step),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_learning_rate_that_follows_is_not_that_of_the_file(name: str, tmp_path: Path) -> None:
+    def work(session: SwarmSession) -> None:
+        def made() -> tuple[DiLoCo, Callable[[int], float]]:
+            net = model()
+            inner = adamw(net)
+            schedule = SCHEDULES[name](inner)
+            outer = DiLoCo(net, inner, 4, session)
+            outer.follow(schedule)
+
+            def taken(steps: int) -> float:
+                for number in range(steps):
+                    step(net, inner, number)
+                    schedule.step()
+                return float(inner.param_groups[0]["lr"])
+
+            return outer, taken
+
+        outer, taken = made()
+        taken(6)
+        outer.save(tmp_path)
+        there = taken(14)
+        outer.close()
+        again, taken_again = made()
+        assert again.load(tmp_path)
+        assert again.global_step == 20
+        assert taken_again(0) == there
+        assert taken_again(8) == taken(8)
 
     alone(work)
 

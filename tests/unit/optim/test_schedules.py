@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,30 @@ def test_any_step_from_anywhere(name: str, kind: type[Optimizer]) -> None:
         inner.step()
         scheduler.step()
         assert rates(inner) == expected[step]
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
+@pytest.mark.parametrize("name", MAKERS)
+def test_an_optimizer_that_has_loaded_old_rates_gets_those_of_the_step(
+    name: str, kind: type[Optimizer]
+) -> None:
+    inner, schedules = optimizer(kind), Schedules()
+    schedules.add(MAKERS[name](inner), 3)
+    old = copy.deepcopy(inner.state_dict())
+
+    inner, schedules = optimizer(kind), Schedules()
+    scheduler = MAKERS[name](inner)
+    schedules.add(scheduler, 20)
+    expected = rates(inner)
+    inner.load_state_dict(old)
+    schedules.set_step(20)
+    assert rates(inner) == expected
+    other, others = optimizer(kind), Schedules()
+    others.add(MAKERS[name](other), 25)
+    for _ in range(5):  # as in a training loop
+        inner.step()
+        scheduler.step()
+    assert rates(inner) == rates(other)
 
 
 def test_rates_that_are_tensors_stay_the_same_tensors() -> None:

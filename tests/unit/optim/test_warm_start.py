@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from harness.troubled_swarm import TroubledSwarm
 from torch import nn
 
 from atoll.collectives import get_codec
@@ -17,6 +19,7 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.outer_step import OuterStep
 from atoll.optim.replay.recorder import Replay
 from atoll.optim.run_spec import RunSpec, blob, check_same, parse_blob
+from atoll.peer.client.trainer_channel import Outcome
 
 SPEC = RunSpec(sync_every=5, codec="float32", warm_rounds=3, warm_every=2)
 COUNT = 300
@@ -74,11 +77,25 @@ def test_numbers_out_of_range_are_named(options: dict[str, Any], why: str) -> No
 # ---------------------------------------------------------------- in a loop
 
 
-def trained(workers: int, steps: int, make: Any) -> tuple[Swarm, list[list[int]]]:
-    """Return a swarm after so many steps of each, and ``global_step`` after each of them."""
+def trained(
+    workers: int, steps: int, make: Any, missed: Collection[tuple[int, int]] = ()
+) -> tuple[Swarm, list[list[int]]]:
+    """Return a swarm after so many steps of each, and ``global_step`` after each of them.
+
+    ``missed``: pairs of a worker and a round that goes on without it.
+    """
     seen: list[list[int]] = [[] for _ in range(workers)]
 
     def train(session: Any) -> None:
+        wait = session.wait
+
+        def waited(fragment: int = 0) -> Outcome:
+            """Leave the number of the round after a miss, as a daemon's channel does."""
+            number, outcome = session.round, wait(fragment)
+            session.round = number if outcome.kind == "missed" else session.round
+            return outcome
+
+        session.wait = waited
         torch.manual_seed(0)
         model = nn.Linear(6, 5)
         outer = make(model, torch.optim.SGD(model.parameters(), lr=0.1), session)
@@ -90,7 +107,7 @@ def trained(workers: int, steps: int, make: Any) -> tuple[Swarm, list[list[int]]
                 inner.zero_grad()
             seen[session.number].append(outer.global_step)
 
-    swarm = Swarm(workers)
+    swarm = TroubledSwarm(workers, missed)
     swarm.run(train)
     return swarm, seen
 
@@ -99,6 +116,16 @@ def test_a_loop_takes_short_rounds_first() -> None:
     swarm, seen = trained(
         2, 16, lambda m, i, s: DiLoCo(m, i, 5, s, warm_start=6, warm_every=2, codec="float32")
     )
+    assert swarm.state.round == 1 + 3 + 2
+    assert seen == [list(range(1, 17))] * 2
+
+
+@pytest.mark.parametrize("number", [2, 3, 4])
+def test_who_misses_a_warm_round_takes_as_many_steps_as_the_others_in_the_next(
+    number: int,
+) -> None:
+    make = lambda m, i, s: DiLoCo(m, i, 5, s, warm_start=6, warm_every=2)  # noqa: E731
+    swarm, seen = trained(2, 16, make, missed=[(1, number)])
     assert swarm.state.round == 1 + 3 + 2
     assert seen == [list(range(1, 17))] * 2
 

@@ -10,7 +10,7 @@ import torch
 from harness import gradients
 from torch import nn
 
-from atoll.collectives.errors import ConfigError, IncompatibleRunError
+from atoll.collectives.errors import CodecError, ConfigError, IncompatibleRunError
 from atoll.optim import (
     DGC,
     QSDP,
@@ -322,3 +322,71 @@ def test_what_compressors_send(name: str, nbytes: int) -> None:
     swarm, sent = Swarm(2), []
     swarm.run(work)
     assert 2 * nbytes <= sent[-1] - sent[-3] <= 2 * (nbytes + 200)
+
+
+# ---------------------------------------------------------------- states for newcomers
+
+
+def test_a_state_that_cannot_be_handed_over_ends_its_trainer_at_the_second_step() -> None:
+    taken = []
+
+    def each(session: Any) -> None:
+        net = gradients.model()
+        inner = torch.optim.SGD(net.parameters(), lr=0.05)
+        state = {"quantized": torch.zeros(4, dtype=torch.uint8)}  # as optimizers of 8 bits have it
+        first = next(net.parameters())
+        inner.register_step_post_hook(lambda *_: inner.state.update({first: state}))
+        GradientAverage(net, inner, session)
+        for step in range(3):
+            gradients.loss_of(net, session.number, step).backward()
+            inner.step()
+            taken.append(step)
+
+    with pytest.raises(ConfigError, match="keeps 'quantized', a uint8 tensor") as raised:
+        Swarm(1).run(each)
+    assert taken == [0]
+    assert "float32, bfloat16" in raised.value.fix
+
+
+class Masked(nn.Module):
+    """Have batch statistics, and an attention mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.norm(self.linear(x)).unsqueeze(1) + self.mask
+        return scores.softmax(-1)
+
+
+def masked(session: Any, spoil: bool = False) -> list[torch.Tensor]:
+    torch.manual_seed(session.number)
+    net = Masked()
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+    outer = GradientAverage(net, inner, session, check_every=2)
+    for step in range(5):
+        if spoil:
+            net.norm.running_var.fill_(torch.inf)  # type: ignore[union-attr]
+            net.eval()
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * session.number + step))
+        net(x).square().sum().backward()
+        inner.step()
+        inner.zero_grad()
+    assert outer.steps == 5
+    return [net.norm.running_mean.clone(), net.mask]  # type: ignore[union-attr, list-item, operator]
+
+
+def test_a_mask_is_a_constant_and_statistics_are_shared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = Swarm(2).run(masked)
+    assert all(torch.equal(mask, Masked().mask) for _, mask in found)  # type: ignore[arg-type]
+    assert torch.equal(found[0][0], found[1][0])
+    assert "NaN or Inf in 1 buffer of the model (mask): taken for con" in capsys.readouterr().err
+
+
+def test_a_buffer_that_has_gone_mad_is_named() -> None:
+    with pytest.raises(CodecError, match=r"NaN or Inf in norm\.running_var at step 0"):
+        Swarm(1).run(lambda session: masked(session, spoil=True))

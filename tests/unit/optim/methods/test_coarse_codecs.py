@@ -12,7 +12,14 @@ from torch import nn
 from atoll.collectives.chunks import grid_for
 from atoll.collectives.codecs import F32, get_codec
 from atoll.collectives.errors import ConfigError
-from atoll.optim import DiLoCo, StreamingDiLoCo, Swarm
+from atoll.optim import (
+    DiLoCo,
+    ErrorFeedback,
+    GradientAverage,
+    LocalSGD,
+    StreamingDiLoCo,
+    Swarm,
+)
 from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.outer_step import outer_step
@@ -186,9 +193,23 @@ def test_eager_updates_refuse_feedback() -> None:
         Swarm(1).run(eager)
 
 
-def test_audits_refuse_coarse_codecs() -> None:
-    with pytest.raises(ConfigError, match="error_feedback must be 0 with audits"):
-        Swarm(1).run(lambda s: trained(s, codec="int2", audit=True))
+@pytest.mark.parametrize("given", [None, 0.0, 1.0])
+def test_audits_refuse_coarse_codecs(given: float | None) -> None:
+    with pytest.raises(ConfigError, match="codec 'int2' with audit=True: audited") as raised:
+        Swarm(1).run(lambda s: trained(s, codec="int2", error_feedback=given, audit=True))
+    assert "float32" in raised.value.fix
+    assert raised.value.fix.endswith("or leave audit out")
+
+
+def test_who_takes_feedback_is_said_to_those_who_do_not() -> None:
+    parameter = nn.Parameter(start())
+    inner, model = torch.optim.SGD([parameter], lr=RATE), nn.ParameterList([parameter])
+    with pytest.raises(ConfigError, match="DiLoCo and StreamingDiLoCo take it"):
+        Swarm(1).run(lambda s: LocalSGD(model, inner, H, s, codec="int2"))
+    with pytest.raises(ConfigError, match="needs error_feedback") as raised:
+        Swarm(1).run(lambda s: GradientAverage(model, inner, s, codec="sign"))
+    assert "compressor=ErrorFeedback(codec='sign')" in raised.value.fix
+    Swarm(1).run(lambda s: GradientAverage(model, inner, s, compressor=ErrorFeedback(codec="sign")))
 
 
 def test_a_mean_of_so_little_is_refused() -> None:

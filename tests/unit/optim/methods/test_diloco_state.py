@@ -49,6 +49,24 @@ def test_a_new_epoch_seen_while_evaluating_drops_local_work(local_run):
     assert run.weights == [{0: 2.0}]
 
 
+def test_a_submission_that_failed_is_not_waited_for(local_run, monkeypatch):
+    run, model = local_run(), linear()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = wrap(model, run, inner=inner)
+
+    def refuse(*_):
+        raise CodecError("refused")
+
+    step(model, inner)
+    with monkeypatch.context() as patch:
+        patch.setattr(run.sessions[0], "submit", refuse)
+        with pytest.raises(CodecError, match="refused"):
+            step(model, inner)
+    assert outer.state_dict()["submitted"] == []
+    step(model, inner)
+    assert run.weights == [{0: 3.0}]
+
+
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_state_dict_round_trip_and_the_runs_parameters_win(local_run, goes_on):
     """If the run has gone on: else the middle of the round is where it was."""

@@ -10,7 +10,8 @@ import torch
 from harness.losing import Losing
 from harness.members import Trainer, same
 
-from atoll.optim import Swarm
+from atoll.collectives.errors import ConfigError
+from atoll.optim import Population, Swarm
 from atoll.optim.swarm import SwarmSession
 
 
@@ -161,6 +162,26 @@ def test_nobody_copies_moments_that_are_not_finite(capsys):
 
     assert Swarm(3).run(each) == [0] * 3
     assert "not finite at step 2; nobody copies it" in capsys.readouterr().err
+
+
+def test_a_state_that_cannot_be_handed_over_is_refused_before_others_ask_for_it():
+    calls = []
+
+    def each(session: SwarmSession) -> None:
+        net = torch.nn.Linear(2, 1)
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        state = {"quantized": torch.zeros(4, dtype=torch.uint8)}
+        inner.register_step_post_hook(lambda *_: inner.state.update({net.weight: state}))
+        real = session.all_gather
+        session.all_gather = lambda data: calls.append(data) or real(data)  # type: ignore
+        Population(net, inner, session, lambda: 1.0, 2, {"lr": (0.0, 1.0)})
+        for _ in range(2):
+            net(torch.ones(1, 2)).sum().backward()
+            inner.step()
+
+    with pytest.raises(ConfigError, match="keeps 'quantized', a uint8 tensor"):
+        Swarm(1).run(each)
+    assert not calls
 
 
 # ---------------------------------------------------------------- members come and go
