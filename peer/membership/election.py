@@ -384,7 +384,11 @@ class Election(Electorate):
                 return  # its coordinator is heard again
             self._no_quorum_noted = True
             missing, silent_s = waiting
-            silent = [f"{short(p)} (silent for {duration(silent_s)})" for p in missing if p]
+            silence = f"silent for {duration(silent_s)}"
+            anew = "has begun anew, and has no vote here any more"
+            silent = [
+                f"{short(p)} ({anew if p in self.outlived else silence})" for p in missing if p
+            ]
             names = listed(silent or ["their votes"])  # a bootstrap view has no coordinator
             count = len(self._heard())
             of = f"{count} of {len(self.view.members)} voters answer, no quorum"
@@ -615,6 +619,8 @@ class Election(Electorate):
         here, timing = self._here, self._here.timing
         if not self.view.may_fork or self._bootstrap is not None or self._own.is_behind:
             return False
+        if self._is_left_alone():
+            return True
         restarted_s = here.restarted_s
         if restarted_s is not None and here.now_s - restarted_s < timing.fork_restarted_s:
             return False  # the others may be on their way, too, with all that they hold
@@ -624,3 +630,10 @@ class Election(Electorate):
         spread_s = (timing.fork_max_s - timing.fork_min_s) * self._fork_mark / 255
         since_s = self._without_since_s
         return since_s is not None and here.now_s - since_s >= timing.fork_min_s + spread_s
+
+    def _is_left_alone(self) -> bool:
+        """Return whether whoever has not promised has begun anew, and will never vote here."""
+        promised = self.candidate.promises.keys() if self.candidate else set[bytes]()
+        others = self.view.peer_set - {self._here.me.peer, *promised}
+        alone = bool(others) and others <= self.outlived
+        return alone and not is_quorum(self.view, self.view.peer_set - others)

@@ -924,9 +924,7 @@ class Node:
             self._tell_view(source)  # INSTALL was lost, or an older life must hear that it is over
             return
         if named is not None:
-            self._gone(source, "it is back as a new incarnation")
-            if self.election is not None:
-                self.election.outlived.add(source)
+            self._is_outlived(source, "it is back as a new incarnation")
         if join.spec and spec and join.spec != spec:
             what = f"run specification differs: yours {join.spec}, run {spec}"
             refused = ms.JoinRefused(IncompatibleRunError.code, what)
@@ -936,6 +934,12 @@ class Node:
         else:
             self.callers.asks(source)
             self._redirect(source)
+
+    def _is_outlived(self, peer: bytes, how: str) -> None:
+        """Note that a member has begun anew, without what it knew: it votes here no more."""
+        self._gone(peer, how)
+        if self.election is not None:
+            self.election.outlived.add(peer)
 
     def _redirect(self, source: bytes) -> None:
         """Tell a peer our view, but not a bootstrap view.
@@ -983,6 +987,10 @@ class Node:
             self.bootstrap.on_bootstrap_hello(source, hello)
 
     def _on_meet(self, source: bytes, meet: ms.Meet) -> None:
+        view, met = self._here.view, meet.coordinator
+        named = view.member(source) if view is not None and met.peer == source else None
+        if named is not None and met.inc > named.inc:
+            self._is_outlived(source, f"it has begun anew, in lineage {meet.lineage.hex()[:16]}")
         why = self.forks.on_meet(source, meet, self.coordinator, led=self._has_coordinator())
         if why:
             self._yield_to(meet, why)

@@ -75,6 +75,7 @@ DIRECTED = {
         "a_restored_image_loses_no_round",
         "a_step_of_which_a_witness_alone_knows_stops_everybody",
         "a_trainer_that_attaches_after_a_restart_finds_the_run_where_it_is",
+        "all_lose_power_between_ready_and_the_first_commit",
         "operations_of_which_a_witness_alone_knows_stop_nobody",
         "operations_that_others_have_lost_are_taken_back_by_name",
         "who_was_stopped_while_the_base_is_waited_for_does_not_count_that_time",
@@ -151,6 +152,7 @@ DIRECTED = {
     ),
     "restarted_alone": (
         "it_goes_on_alone_when_it_has_looked_for_a_while",
+        "rounds_that_one_remembers_survive_another_that_has_begun_anew",
         "the_tie_breaker_does_no_round_again_that_the_other_has_done_meanwhile",
     ),
     "rollback": (

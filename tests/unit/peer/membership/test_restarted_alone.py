@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from harness.cluster import Cluster
+from harness.host import Host
 
+from atoll.peer.membership import events as ev
 from atoll.peer.membership.view import Rules
 
 
-def two(policy: str = "auto") -> Cluster:
+def two(policy: str = "auto", min_trainers: int = 1) -> Cluster:
     cluster = Cluster("")
-    cluster.rules = Rules(policy)
+    cluster.rules = Rules(policy, min_trainers=min_trainers)
     cluster.is_durable = True
     for name in "ab":
         cluster.add(name)
@@ -36,6 +38,25 @@ def test_the_tie_breaker_does_no_round_again_that_the_other_has_done_meanwhile()
     cluster.heal()
     assert cluster.until_round("ab", 2) < 10.0
     assert lineage_of(cluster, "a") == lineage_of(cluster, "b") == lineage  # b's, which was a fork
+
+
+def test_rounds_that_one_remembers_survive_another_that_has_begun_anew() -> None:
+    """Observed with two daemons that left, one after the other, and were started again."""
+    cluster = two(min_trainers=2)
+    before, lineage = cluster.committed, lineage_of(cluster, "a")
+    cluster.kill("b")
+    cluster.kill("a")
+    del cluster.homes["a"]  # it was the last to leave, and forgets
+
+    def founds(host: Host) -> None:
+        cluster.deliver(host, ev.Found(b"N" * 32, cluster.rules))
+
+    cluster.restart("a", founds)
+    cluster.restart("b")
+    assert cluster.until(lambda: cluster.in_one_view("ab"), limit_s=30.0) < 20.0
+    assert lineage_of(cluster, "a") not in (lineage, b"N" * 32)  # a fork of the old one
+    cluster.until_round("ab", 2)
+    assert cluster.committed > before
 
 
 def test_where_nobody_listens_it_goes_on_at_once() -> None:
