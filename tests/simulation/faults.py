@@ -415,9 +415,11 @@ class Faults:
             if host.alive and host.trains and not host.paused:
                 arena.detach(host.name)
 
-                def again(host: Host = host) -> None:
-                    if host.alive and not host.trains and host.name not in self.left:
-                        arena.train(host.name)
+                def again(name: str = host.name) -> None:
+                    host = arena.host(name)  # which may have died since, or be another process
+                    if host.alive and not host.trains and name not in self.left:
+                        arena.train(name)
+                    host.trains |= name not in self.left
 
                 self._undo(fault, again)
 
