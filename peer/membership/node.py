@@ -938,8 +938,8 @@ class Node:
     def _is_outlived(self, peer: bytes, how: str) -> None:
         """Note that a member has begun anew, without what it knew: it votes here no more."""
         self._gone(peer, how)
-        if self.election is not None:
-            self.election.outlived.add(peer)
+        assert self.election is not None, "who is in a view has an election"
+        self.election.outlived.add(peer)
 
     def _redirect(self, source: bytes) -> None:
         """Tell a peer our view, but not a bootstrap view.

@@ -112,7 +112,7 @@ class RoundExecutor:
         self._goal: ev.Goal | None = None  # of the catch-up that waits in the queue
         self.durability: Durability | None = None  # who keeps results over restarts, if anybody
         self.is_loading = False  # the home is being read
-        self._falls_short = False  # its state is less than was promised, and that is not here yet
+        self._falls_short = False  # it gave less than was promised: what builds on that is void
 
     # ------------------------------------------------------------ what it holds
 
@@ -164,7 +164,7 @@ class RoundExecutor:
             self._daemon.note("recovered", line)
         found = contents.recovered
         is_whole = (found.state, found.missing) == (promised.state, promised.missing)
-        self._falls_short = found.state != promised.state
+        self._falls_short = not is_whole
         if self.durability is not None and found.missing:
             self.durability.lacks(max(found.missing))
         self.is_loading = False
@@ -172,8 +172,14 @@ class RoundExecutor:
             self._recover(contents.state, contents)
         for held in contents.held:
             await self._hold(held)
+        if found.state == promised.state:  # orders of before the machine hears of it are void
+            self._in_turn(self._has_told)
         read = ev.HomeRead(*found.state, contents.digest, is_whole, found.missing)
         self._feed(read)
+
+    async def _has_told(self) -> None:
+        """Carry out what the machine orders now: it knows which results are not here."""
+        self._falls_short = False
 
     def _recover(self, state: ReplicatedState, contents: HomeContents) -> None:
         """Begin with what this peer's home has kept: the state, its last rounds, what is held."""
@@ -200,6 +206,8 @@ class RoundExecutor:
         np.copyto(run.result.array, held.array)
         run.result.digests = held.digests
         run.root = held.ready.run.root
+        if not self.is_wanted(begin):  # given up while its memory was asked for
+            self._end(run)
 
     @contextlib.contextmanager
     def lend_result(self, ready: ReadyRecord) -> Iterator[U8 | None]:

@@ -20,12 +20,13 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from atoll.collectives.digests import strong_digest
 from atoll.collectives.threads import worker
-from atoll.collectives.units import size
+from atoll.collectives.units import duration, size
 
 MAGIC = b"atoll-chunks-1\n\0"
 HEAD = struct.Struct(">IQ32s32sI")
@@ -36,6 +37,7 @@ Record = tuple[int, int, bytes, bytes, bytes]
 SPACE_SHARE_MAX = 0.5
 # Of at most 2 MiB each: a disk that is slower than the network keeps what it can.
 WAITING_MAX = 8
+SETTLE_S = 30.0  # of a disk with the last file: then it hangs, and nothing is kept
 # Chunks may come twice, when the donors' logs have dropped what the first ones need.
 SIZE_FACTOR_MAX = 2
 
@@ -50,22 +52,25 @@ class ChunkCache:
 
     def __init__(self, path: Path, log: Callable[[str], None]) -> None:
         self._path, self._log = path, log
+        self._begins = threading.Lock()  # one file is opened after the other
         self._lock = threading.Lock()  # of the two below; nobody waits for a disk with it
         self._open: _OpenFile | None = None
-        self._last: _OpenFile | None = None  # which may still be closing, or being removed
+        self._last: threading.Thread | None = None  # which writes, or still closes or removes
 
     def begin(self, blob_digest: bytes, state_bytes: int) -> None:
         """Open the file for chunks of a state of this specification, which are going to come."""
-        self.close()
-        if self._last is not None:
-            self._last.settle()
-        try:
-            opened = _OpenFile(self._path, self._log, blob_digest, state_bytes)
-        except OSError as error:
-            self._log(_given_up(str(error)))
-            return
-        with self._lock:
-            self._open = self._last = opened
+        with self._begins:
+            self.close()
+            self.settle()
+            try:
+                if self._last is not None and self._last.is_alive():
+                    raise OSError(f"the disk has hung for {duration(SETTLE_S)}")
+                opened = _OpenFile(self._path, self._log, blob_digest, state_bytes)
+            except OSError as error:
+                self._log(_given_up(str(error)))
+                return
+            with self._lock:
+                self._open, self._last = opened, opened.thread
 
     def chunks(self, sizes: Sequence[int]) -> Iterator[Record]:
         """Yield the records whose bytes are right, in the order in which they came.
@@ -91,22 +96,26 @@ class ChunkCache:
 
     def clear(self) -> None:
         """Remove the file: the state is in place, and nothing is kept any more."""
-        self._end(removes=True)
+        with self._lock:
+            opened, self._open = self._open, None
+            if opened is None and not (self._last is not None and self._last.is_alive()):
+                # An earlier process may have left it.
+                self._last = worker(partial(_remove, self._path, self._log), "chunk-cache")
+                self._last.start()
+        if opened is not None:
+            opened.end(removes=True)
 
     def close(self) -> None:
         """Close the file; what is kept stays for the next process."""
-        self._end(removes=False)
-
-    def settle(self) -> None:
-        """Wait until what was closed or cleared is. For a worker thread."""
-        if self._last is not None:
-            self._last.settle()
-
-    def _end(self, *, removes: bool) -> None:
         with self._lock:
             opened, self._open = self._open, None
         if opened is not None:
-            opened.end(removes=removes)
+            opened.end(removes=False)
+
+    def settle(self) -> None:
+        """Wait until what was closed or cleared is, if the disk does that. For a worker thread."""
+        if self._last is not None:
+            self._last.join(SETTLE_S)
 
 
 class _OpenFile:
@@ -133,12 +142,12 @@ class _OpenFile:
         space = os.fstatvfs(self._file.fileno())
         free_bytes = space.f_bavail * space.f_frsize
         self._left_bytes = SIZE_FACTOR_MAX * state_bytes - here_bytes
-        self._thread = worker(self._work, "chunk-cache")
+        self.thread = worker(self._work, "chunk-cache")
         if max(0, state_bytes - here_bytes) > SPACE_SHARE_MAX * free_bytes:
             self._give_up(
                 f"{size(free_bytes)} of the disk are free, the state takes {size(state_bytes)}"
             )
-        self._thread.start()
+        self.thread.start()
 
     def record(self, at: int, sizes: Sequence[int]) -> Record | None:
         """Return the record at a place; None where no more can be read: new ones go there."""
@@ -157,16 +166,14 @@ class _OpenFile:
 
     def add(self, head: bytes, data: memoryview) -> None:
         """Have a record written, unless too many wait for the disk or the file is large enough."""
-        self._left_bytes -= len(head) + len(data)
-        if self._left_bytes >= 0 and self._records.qsize() < WAITING_MAX:
+        nbytes = len(head) + len(data)
+        if nbytes <= self._left_bytes and self._records.qsize() < WAITING_MAX:
+            self._left_bytes -= nbytes
             self._records.put((head, bytes(data)))
 
     def end(self, *, removes: bool) -> None:
         self._removes = removes
         self._records.put(None)
-
-    def settle(self) -> None:
-        self._thread.join()
 
     def _work(self) -> None:
         while (record := self._records.get()) is not None:
@@ -179,7 +186,7 @@ class _OpenFile:
         with self._lock:
             self._file.close()
             if self._removes:
-                self._remove()
+                _remove(self._path, self._log)
 
     def _write(self, record: tuple[bytes, bytes]) -> None:
         if os.writev(self._file.fileno(), record) != sum(map(len, record)):
@@ -188,13 +195,14 @@ class _OpenFile:
     def _give_up(self, why: str) -> None:
         self._log(_given_up(why))
         self._file.close()
-        self._remove()
+        _remove(self._path, self._log)
 
-    def _remove(self) -> None:
-        try:
-            self._path.unlink(missing_ok=True)
-        except OSError as error:
-            self._log(f"{self._path} cannot be removed, and is not needed any more: {error}")
+
+def _remove(path: Path, log: Callable[[str], None]) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log(f"{path} cannot be removed, and is not needed any more: {error}")
 
 
 def _given_up(why: str) -> str:

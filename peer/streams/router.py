@@ -118,10 +118,10 @@ class Router:
         """Drop the frames of this attempt; one of another view may have the same number."""
         number, place = begin.round, (begin.view, begin.attempt)
         with self._changed:
-            current = self._attempts.get(number)
-            if current is not None and (current.begin.view, current.begin.attempt) == place:
+            current, is_here = self._attempts.get(number), begin.lineage[:8] == self._lineage8
+            if current is not None and _place(current.begin) == _place(begin):
                 del self._attempts[number]
-            if self._promised.get(number) == place:
+            if is_here and self._promised.get(number) == place:
                 del self._promised[number]
                 self._changed.notify_all()
 
@@ -228,3 +228,7 @@ def _frame(current: _Attempt, source: bytes, header: DataHeader, stripe: int) ->
             f"{short(source)} sent data for round {current.begin.round} and takes no part in it"
         )
     return Frame(index, header.kind, header.chunk, stripe, header.offset)
+
+
+def _place(begin: Begin) -> tuple[bytes, int, int]:
+    return begin.lineage, begin.view, begin.attempt

@@ -43,11 +43,21 @@ def paths(tmp_path: Path) -> Iterator[tuple[Fleet, dict[str, BadPath]]]:
 def test_flipped_bits_in_frames(paths: tuple[Fleet, dict[str, BadPath]]) -> None:
     """The encryption of a link finds each; the link ends and another one takes its place."""
     run, on_the_way = paths
+    everyone = run.peers.values()
     for number in range(FLIPS):
-        path = on_the_way["abc"[number % 3]]
+        before = sum(path.flipped for path in on_the_way.values())
+        turn = ["abc"[(number + i) % 3] for i in range(3)]
+        path = until(
+            lambda t=turn: next((p for n in t if (p := on_the_way[n]).is_used), None),
+            "a path is used",
+            *everyone,
+        )
         path.flip()
-        flipped = number // 3 + 1
-        until(lambda p=path, n=flipped: p.flipped >= n, "a bit is flipped", *run.peers.values())
+        until(
+            lambda n=before: sum(p.flipped for p in on_the_way.values()) > n,
+            "a bit is flipped",
+            *everyone,
+        )
     assert_healthy(run)
 
 

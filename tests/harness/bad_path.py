@@ -47,6 +47,11 @@ class BadPath:
         host, port = self._listener.getsockname()
         return f"{host}:{port}"
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there are connections: two daemons may have met on the other's path."""
+        return bool(self._open)
+
     def flip(self) -> None:
         """One bit of the next block that passes, in either direction."""
         with self._lock:

@@ -235,7 +235,6 @@ _ALWAYS = (
     "node no  Node._on_hand_over: self.coordinator is not None",
     "node no  Node._on_heartbeat: here.view is not None",
     "node no  Node._on_heartbeat: self.election is not None",
-    "node no  Node._on_join: self.election is not None",
     "node no  Node._on_message: self.election is not None",
     "node no  Node._on_prepare: self.election is not None",
     "node no  Node._on_promise: self.election",

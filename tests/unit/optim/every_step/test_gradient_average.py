@@ -369,7 +369,7 @@ def masked(session: Any, spoil: bool = False) -> list[torch.Tensor]:
     for step in range(5):
         if spoil:
             net.norm.running_var.fill_(torch.inf)  # type: ignore[union-attr]
-            net.eval()
+            net.train(False)
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * session.number + step))
         net(x).square().sum().backward()
         inner.step()

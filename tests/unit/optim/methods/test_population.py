@@ -173,7 +173,7 @@ def test_a_state_that_cannot_be_handed_over_is_refused_before_others_ask_for_it(
         state = {"quantized": torch.zeros(4, dtype=torch.uint8)}
         inner.register_step_post_hook(lambda *_: inner.state.update({net.weight: state}))
         real = session.all_gather
-        session.all_gather = lambda data: calls.append(data) or real(data)  # type: ignore
+        session.all_gather = lambda data: calls.append(data) or real(data)  # type: ignore[method-assign]
         Population(net, inner, session, lambda: 1.0, 2, {"lr": (0.0, 1.0)})
         for _ in range(2):
             net(torch.ones(1, 2)).sum().backward()

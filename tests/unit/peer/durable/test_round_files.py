@@ -85,9 +85,12 @@ def test_what_is_begun_again_under_its_name_is_not_taken_away(tmp_path: Path) ->
             super().sync_folder(path)
 
     files = RoundFiles(SlowOnce(), tmp_path / "rounds")
-    files.write(NAME, len(R)).drop()
+    first = files.write(NAME, len(R))
+    first.drop()
     threading.Timer(0.2, goes_on.set).start()
     reader = write(files)
+    goes_on.wait()
+    first.abandon()  # which waits until its thread has ended
     assert reader.bad_chunks(PLACES, DIGESTS) == []
     reader.close()
     assert files.names() == [NAME]

@@ -53,7 +53,7 @@ def test_rounds_that_one_remembers_survive_another_that_has_begun_anew() -> None
 
     cluster.restart("a", founds)
     cluster.restart("b")
-    assert cluster.until(lambda: cluster.in_one_view("ab"), limit_s=30.0) < 20.0
+    assert cluster.until(lambda: cluster.in_one_view("ab"), limit_s=30.0) < 6.0
     assert lineage_of(cluster, "a") not in (lineage, b"N" * 32)  # a fork of the old one
     cluster.until_round("ab", 2)
     assert cluster.committed > before

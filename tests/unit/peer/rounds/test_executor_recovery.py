@@ -98,6 +98,40 @@ def test_the_first_parameters_are_held_over_a_restart(is_damaged: bool, tmp_path
     scenario(tmp_path, "ab", play)
 
 
+def test_an_order_that_counts_on_a_damaged_result_is_void(tmp_path: Path) -> None:
+    """A view may be installed while the home is read: until then the ledger is believed."""
+    chain = b"c" * 32
+
+    async def play(sites: list[Site]) -> None:
+        prepare(sites, ELEMENTS)
+        site = sites[0]
+        state, site.executor.state = site.executor.state, None
+        assert state is not None
+        contents = HomeContents(
+            remembered(chain, 2), state=state, checkpoint=(1, chain), checkpoint_digest=state.digest
+        )
+        reader = SimpleNamespace(recovered=remembered(chain), read=lambda: contents)
+        site.executor.load(reader)  # type: ignore[arg-type]
+        site.carry_out(ev.Apply(begin_of(sites, 1, 2), b"2" * 32))
+        await eventually(lambda: home_read(site))
+        begin = begin_of(sites, 2, 2)
+        for each in sites:
+            each.carry_out(ev.Reduce(begin))
+        await eventually(lambda: all(each.reduced(2, 2) for each in sites))
+        for each in sites:
+            each.carry_out(ev.Apply(begin, b"2" * 32))
+        await eventually(lambda: all(each.applied(2) for each in sites))
+        assert sites[0].state.digest == sites[1].state.digest
+
+    scenario(tmp_path, "ab", play)
+
+
+def remembered(chain: bytes, *missing: int) -> Recovered:
+    """Return what a ledger says of a state after round 1; ``missing``: results that are damaged."""
+    at, lacks = (1, chain), frozenset(missing)
+    return Recovered(5, 1, None, None, Ballot(), False, None, at, 0, at, (), lacks)
+
+
 def test_nobody_that_remembers_no_more_than_a_view_has_files() -> None:
     view = View(LINEAGE, 1, (Member(b"p" * 32, 1),), b"p" * 32, 0, GENESIS)
     assert not recovered([IncarnationRecord(1), ViewRecord(view)], 2).has_files
@@ -107,20 +141,15 @@ def test_a_damaged_result_of_a_round_to_come_stops_no_later_round(tmp_path: Path
     """The state is whole: that round is reduced again, and applied."""
     chain = b"c" * 32
 
-    def remembered(*missing: int) -> Recovered:
-        at, none = (1, chain), Ballot()
-        lacks = frozenset(missing)
-        return Recovered(5, 1, None, None, none, False, None, at, 0, at, (), lacks)
-
     async def play(sites: list[Site]) -> None:
         prepare(sites, ELEMENTS)
         site = sites[0]
         state, site.executor.state = site.executor.state, None
         assert state is not None
         contents = HomeContents(
-            remembered(2), state=state, checkpoint=(1, chain), checkpoint_digest=state.digest
+            remembered(chain, 2), state=state, checkpoint=(1, chain), checkpoint_digest=state.digest
         )
-        reader = SimpleNamespace(recovered=remembered(), read=lambda: contents)
+        reader = SimpleNamespace(recovered=remembered(chain), read=lambda: contents)
         site.executor.load(reader)  # type: ignore[arg-type]
         await eventually(lambda: home_read(site))
         assert home_read(site) == ev.HomeRead(1, chain, state.digest, False, frozenset({2}))

@@ -175,10 +175,11 @@ class SlowDisk:
     """Write nothing until ``goes_on`` is set; give up where that does not come."""
 
     def __init__(self) -> None:
-        self.goes_on = threading.Event()
+        self.goes_on, self.is_asked = threading.Event(), threading.Event()
         self._writev = os.writev
 
     def __call__(self, fd: int, parts: tuple[bytes, bytes]) -> int:
+        self.is_asked.set()
         if not self.goes_on.wait(10):
             raise OSError("whoever adds waits for the disk")
         return self._writev(fd, parts)
@@ -204,10 +205,28 @@ def test_what_comes_faster_than_the_disk_writes_is_not_kept(
     disk = SlowDisk()
     bench.cache.begin(BLOB, 1000 * sum(SIZES))
     monkeypatch.setattr(os, "writev", disk)
-    for number in range(3 * WAITING_MAX):
+    bench.add(0, 0)
+    assert disk.is_asked.wait(10)  # for the first: the others wait
+    for number in range(1, 3 * WAITING_MAX):
         bench.add(0, number)
     disk.goes_on.set()
     bench.close()
-    numbers = [number for _, number, *_ in bench.begin()]
-    assert WAITING_MAX <= len(numbers) <= WAITING_MAX + 1
-    assert numbers == [*range(len(numbers))]
+    assert [number for _, number, *_ in bench.begin()] == [*range(WAITING_MAX + 1)]
+
+
+def test_what_an_earlier_process_has_left_is_removed_too(bench: Bench) -> None:
+    bench.begin()
+    bench.add(0, 1)
+    bench.close()
+    bench.clear()
+    assert not bench.path.exists()
+
+
+def test_two_that_begin_at_once_leave_no_thread(bench: Bench) -> None:
+    begins = [threading.Thread(target=bench.begin) for _ in range(8)]
+    for begin in begins:
+        begin.start()
+    for begin in begins:
+        begin.join()
+    bench.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "chunk-cache"]
