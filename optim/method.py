@@ -240,7 +240,7 @@ class Method(ABC):
         constants = self._vector.buffers.constants
         if constants:
             say(
-                f"NaN or Inf in {count(len(constants), 'buffer')} of the model "
+                f"infinities in {count(len(constants), 'buffer')} of the model "
                 f"({', '.join(constants[:5])}): taken for constants, and not shared with others"
             )
         fingerprint = self._frozen.fingerprint(frozen)

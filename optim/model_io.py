@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
@@ -310,8 +311,8 @@ class ModelBuffers:
 
     ``outline``: how many and which, as peers compare it; empty for a model without persistent float
     buffers, of which nothing is exchanged: tables, masks and the like are made alike. So are float
-    buffers that are not finite, as the -inf of an attention mask: ``constants``, which are left
-    out.
+    buffers with infinities, as the -inf of an attention mask: ``constants``, which are left out.
+    Statistics of normalization are none, however bad: whoever comes back with them is to be healed.
 
     ``elements`` of a vector, of which ``floats`` are float buffers, after the weight.
     """
@@ -320,7 +321,7 @@ class ModelBuffers:
         places = persistent(model)
         of_floats = {n: p for n, p in places.items() if _tensor(p).is_floating_point()}
         of_integers = {n: p for n, p in places.items() if n not in of_floats}
-        self.constants = [n for n, p in of_floats.items() if not _is_finite(p)]
+        self.constants = [n for n, p in of_floats.items() if _is_constant(p)]
         for name in self.constants:
             del of_floats[name]
         if not of_floats:
@@ -410,6 +411,19 @@ def _tensor(place: Place) -> Tensor:
 def _is_finite(place: Place) -> bool:
     """Return whether a buffer has values that float32 holds, without NaN and Inf."""
     return bool(_tensor(place).float().isfinite().all())
+
+
+def _is_constant(place: Place) -> bool:
+    """Return whether a buffer is a table with infinities in it, as an attention mask is.
+
+    Peers compare which buffers are shared, so what training changes must not decide it: statistics
+    go wrong, and observers of quantization begin at infinity.
+    """
+    values, module = _tensor(place).float(), place[0]
+    # By name: to import what quantizes would take a second.
+    observes = any(kind.__name__ == "ObserverBase" for kind in type(module).__mro__)
+    changes = observes or isinstance(module, _NormBase)
+    return not changes and bool(values.isinf().any()) and not bool(values.isnan().any())
 
 
 I64 = NDArray[np.int64]

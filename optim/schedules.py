@@ -26,6 +26,7 @@ class Schedules:
 
     def __init__(self) -> None:
         self._followed: list[_Followed] = []
+        self._were_loaded = False  # the inner optimizers, with rates of another step
 
     def add(self, scheduler: LRScheduler, step: int) -> None:
         """Follow a scheduler, first to this step.
@@ -36,10 +37,15 @@ class Schedules:
         followed.set_step(step)
         self._followed.append(followed)
 
+    def loaded(self) -> None:
+        """Hear that the inner optimizers were loaded: their rates are those of the file."""
+        self._were_loaded = True
+
     def set_step(self, step: int) -> None:
         """Bring each scheduler to the learning rates of this step, counted from 0."""
         for followed in self._followed:
-            followed.set_step(step)
+            followed.set_step(step, loaded=self._were_loaded)
+        self._were_loaded = False
 
 
 class _Followed:
@@ -54,12 +60,12 @@ class _Followed:
         # As it was when it was given, and as it was when it last stood where it should.
         self._first = self._latest = self._kept()
 
-    def set_step(self, step: int) -> None:
+    def set_step(self, step: int, *, loaded: bool = False) -> None:
         epoch, (kept, _, groups) = _epoch(self._scheduler), self._latest
+        if epoch == step < kept + KEEP_EVERY and not loaded:
+            return  # what is in the groups may be as the user wants it
         if epoch == step == kept:
-            self._write(groups)  # the optimizer may have loaded others meanwhile
-            return
-        if epoch == step < kept + KEEP_EVERY:
+            self._write(groups)
             return
         if epoch > step:
             self._go_back(step)

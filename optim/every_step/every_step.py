@@ -443,6 +443,7 @@ class EveryStep(Method):
                 f"not the state of version {STATE_VERSION} of such a {name}",
                 fix=f"load what {name}.state_dict() gave, with the same numbers and model",
             )
+        self._schedules.loaded()
         self.steps, self._is_back = int(state["steps"]), True
         for array, saved in zip(self._shared(), state["shared"], strict=True):
             array[:] = saved.numpy()

@@ -265,6 +265,7 @@ class NoLoCo(Method):
                 f"not the state of version {STATE_VERSION} of such a NoLoCo",
                 fix="load what NoLoCo.state_dict() gave, with the same model",
             )
+        self._schedules.loaded()
         self._steps, number = int(state["steps"]), int(state["outer_step"])
         np.copyto(self._state.phi, state["phi"].numpy())
         np.copyto(self._state.momentum, state["momentum"].numpy())

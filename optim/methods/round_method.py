@@ -212,6 +212,7 @@ class RoundMethod(Method):
                 f"not a {name} state of version {STATE_VERSION}: it has {sorted(state)[:20]}",
                 fix=f"load what {name}.state_dict() gave",
             )
+        self._schedules.loaded()
         self._steps, self._tokens = int(state["steps"]), int(state["tokens"])
         self._rounds, self._missed = int(state["rounds"]), int(state["missed"])
         self._waited_s = float(state["waited_s"])

@@ -222,7 +222,8 @@ class Daemon:
                 return
             except ConnectError as error:
                 is_busy = takes_long(error) and self._loop.time() < until_s
-                if is_refusal(error) or not (options.returns or is_busy):
+                is_final = is_refusal(error, returns=options.returns)
+                if is_final or not (options.returns or is_busy):
                     raise
                 if not said and options.returns:
                     self.note("waiting", nobody_answers(options.run, self.advertised(), error.what))
@@ -241,7 +242,8 @@ class Daemon:
         while not self.host.link_peers():
             if reached.done():
                 error = reached.exception()
-                is_final = is_refusal(error) or not isinstance(error, ConnectError)
+                is_final = is_refusal(error, returns=self.parts.options.returns)
+                is_final |= not isinstance(error, ConnectError)
                 if is_final or self._loop.time() >= again_s:
                     reached.result()
                     return

@@ -110,7 +110,10 @@ class IpcServer:
         return found
 
     def _send(self, client: bytes, message: list[Any]) -> None:
-        self._spawn(_quietly(self._router.send_multipart([client, msgpack.packb(message)])))
+        self._pass_on(client, msgpack.packb(message))
+
+    def _pass_on(self, client: bytes, packed: bytes) -> None:
+        self._spawn(_quietly(self._router.send_multipart([client, packed])))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -131,13 +134,15 @@ class IpcServer:
             handler = handlers.get(name)
             if handler is None:
                 raise LocalProtocolError(f"unknown command {name!r}; are both sides this version?")
-            answer = [number, "ok", await handler(client, arguments)]
+            answer = msgpack.packb([number, "ok", await handler(client, arguments)])
         except AtollError as error:
-            answer = [number, "error", {"code": error.code, "what": error.what, "fix": error.fix}]
+            told = {"code": error.code, "what": error.what, "fix": error.fix}
+            answer = msgpack.packb([number, "error", told])
         except Exception as error:  # a broken client must not end the daemon
             what = f"malformed command: {type(error).__name__}: {error}"
-            answer = [number, "error", {"code": LocalProtocolError.code, "what": what, "fix": ""}]
-        self._send(client, answer)
+            told = {"code": LocalProtocolError.code, "what": what, "fix": ""}
+            answer = msgpack.packb([number, "error", told])
+        self._pass_on(client, answer)
 
     # ------------------------------------------------------------ lifelines
 

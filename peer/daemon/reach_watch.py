@@ -35,7 +35,7 @@ from atoll.peer.membership.view import ARCHIVE, short
 from atoll.peer.net.address_kind import LOOPBACK, NAME, PRIVATE, PUBLIC, address_kind
 from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.connections import ConnectionManager
-from atoll.peer.net.invite import format_address, parse_address
+from atoll.peer.net.invite import format_address, is_address, parse_address
 from atoll.peer.net.reach_messages import ReachTold
 from atoll.peer.punch.service import Observer
 from atoll.peer.relay.choice import FAULT_S, RelayChoice
@@ -245,7 +245,7 @@ class ReachWatch:
                 continue
             is_outbound = not link.dialled_address and self._others.is_outbound(peer)
             address = "" if is_outbound else link.address
-            if address:
+            if is_address(address):
                 found.append(AskableMember(peer, address, link.remote_ip))
         return found
 

@@ -55,12 +55,15 @@ PROBE_PAUSE_S = 0.01  # and twice as long each time: 70 ms in all between the tr
 PROBE_MIN_S = 0.05  # the shortest time that a living peer gets to answer
 
 
-def is_refusal(error: BaseException | None) -> bool:
+def is_refusal(error: BaseException | None, *, returns: bool = False) -> bool:
     """Return whether a run will not have this peer, however often it asks.
 
-    An address from which no more peers may come has room again when one of them is gone.
+    An address from which no more peers may come has room again when one of them is gone. To who
+    ``returns``, another secret says nothing of its run: the address is somebody else's by now.
     """
-    return isinstance(error, AdmissionError) and not isinstance(error, AddressFullError)
+    if not isinstance(error, AdmissionError) or isinstance(error, AddressFullError):
+        return False
+    return not (returns and error.stage == SECRET)
 
 
 def takes_long(error: ConnectError) -> bool:
@@ -368,9 +371,10 @@ class Reconnector:
         refusals: dict[bytes, AdmissionError] = {}
         for member in view.members:
             error = self._failed.get(self._reach.address_of(member.peer, member.address))
-            if isinstance(error, AdmissionError) and is_refusal(error):
+            if isinstance(error, AdmissionError) and is_refusal(error, returns=True):
                 refusals[member.peer] = error
-        if not refusals or not is_quorum(view, {*refusals, self._host.peer_id}):
+        alone = len(refusals) < min(2, len(view.members) - 1)
+        if not refusals or alone or not is_quorum(view, {*refusals, self._host.peer_id}):
             return None
         return next(iter(refusals.values()))
 

@@ -6,7 +6,6 @@ receives one drains it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,6 +18,7 @@ from atoll.peer.streams.frames import DataHeader
 
 # Whoever coordinates must not be able to bring a peer to a standstill; slower links are no use.
 PACE_MIN_BYTES_PER_S = 100.0
+MEASURED_MAX = 1e15  # seconds, or bytes per second: no link has more, and status can write it
 # One value for each peer, None where nothing is known.
 Values = Annotated[tuple[float | None, ...], Within(0, MEMBERS_MAX)]
 PROBE = 7  # frame kind, beside those of attempts and transfers (see streams/transfers.py)
@@ -125,8 +125,8 @@ AboutLinks = LinkRow | AskProbe | MayProbe | ProbeOver
 
 
 def _check(value: float | None) -> None:
-    if value is not None and not 0 <= value < math.inf:  # refuses NaN too
-        raise ValueError(f"a measurement is a number from 0 on, not {value}")
+    if value is not None and not 0 <= value <= MEASURED_MAX:  # refuses NaN too
+        raise ValueError(f"a measurement is a number from 0 to {MEASURED_MAX:g}, not {value}")
 
 
 def probe_header(view: View) -> DataHeader:

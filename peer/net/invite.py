@@ -150,6 +150,15 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_address(text: str) -> bool:
+    """Return whether this is HOST:PORT: others may say anything."""
+    try:
+        parse_address(text)
+    except ConfigError:
+        return False
+    return True
+
+
 def _parse_token(token: str) -> bytes:
     """Return a token's body: version and all fields, of a length that the version permits.
 

@@ -370,6 +370,17 @@ def test_a_model_with_nothing_but_a_mask_shares_nothing() -> None:
     assert buffers.constants == ["large", "mask"]
 
 
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_which_buffers_are_shared_does_not_depend_on_their_health(value: float) -> None:
+    """Peers compare it: whoever comes back with statistics that went wrong is to be healed."""
+    well, ill = net(), net()
+    ill[1].running_var.fill_(value)  # type: ignore[union-attr, operator]
+    assert ModelBuffers(ill).outline == ModelBuffers(well).outline
+    assert ModelBuffers(ill).constants == []
+    observed = nn.Sequential(torch.ao.quantization.MinMaxObserver())  # from infinity to -infinity
+    assert ModelBuffers(observed).constants == []
+
+
 def test_those_of_a_peer_that_have_gone_mad_are_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -96,6 +96,7 @@ def test_an_optimizer_that_has_loaded_old_rates_gets_those_of_the_step(
     schedules.add(scheduler, 20)
     expected = rates(inner)
     inner.load_state_dict(old)
+    schedules.loaded()
     schedules.set_step(20)
     assert rates(inner) == expected
     other, others = optimizer(kind), Schedules()
@@ -104,6 +105,32 @@ def test_an_optimizer_that_has_loaded_old_rates_gets_those_of_the_step(
         inner.step()
         scheduler.step()
     assert rates(inner) == rates(other)
+
+
+def test_what_the_user_has_set_stays() -> None:
+    inner, schedules = (
+        torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1, momentum=0.9),
+        Schedules(),
+    )
+    schedules.add(lrs.CosineAnnealingLR(inner, 60), 0)
+    inner.param_groups[0]["momentum"] = 0.5
+    schedules.set_step(0)
+    assert inner.param_groups[0]["momentum"] == 0.5
+
+
+def test_an_optimizer_that_is_loaded_in_the_middle_has_the_rate_of_the_step() -> None:
+    inner, schedules = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1), Schedules()
+    scheduler = lrs.CosineAnnealingLR(inner, 60)
+    schedules.add(scheduler, 0)
+    old = copy.deepcopy(inner.state_dict())
+    for _ in range(14):
+        inner.step()
+        scheduler.step()
+    (expected,) = rates(inner)
+    inner.load_state_dict(old)
+    schedules.loaded()
+    schedules.set_step(14)
+    assert rates(inner) == [expected]
 
 
 def test_rates_that_are_tensors_stay_the_same_tensors() -> None:

@@ -384,7 +384,7 @@ def test_a_mask_is_a_constant_and_statistics_are_shared(
     found = Swarm(2).run(masked)
     assert all(torch.equal(mask, Masked().mask) for _, mask in found)  # type: ignore[arg-type]
     assert torch.equal(found[0][0], found[1][0])
-    assert "NaN or Inf in 1 buffer of the model (mask): taken for con" in capsys.readouterr().err
+    assert "infinities in 1 buffer of the model (mask): taken for con" in capsys.readouterr().err
 
 
 def test_a_buffer_that_has_gone_mad_is_named() -> None:

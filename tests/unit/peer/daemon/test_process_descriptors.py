@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.collectives.errors import LocalProtocolError
+from atoll.peer.client.ipc_client import ask
 from atoll.peer.daemon import process
 from atoll.peer.daemon.ipc_server import CLIENT_ID_BYTES, LIFELINE, IpcServer
 from atoll.peer.net.identity import Home
@@ -140,3 +142,27 @@ def test_the_ipc_server_turns_lifelines_away_when_descriptors_are_scarce(
 
     with Home.open(tmp_path / "home") as home:
         asyncio.run(scenario(home))
+
+
+def test_an_answer_that_cannot_be_packed_is_an_error_of_that_command(tmp_path: Path) -> None:
+    """Others say what is in it: it must not end the daemon."""
+    heard: list[dict[str, object]] = []
+
+    async def huge(client: bytes, arguments: object) -> int:
+        return 1 << 70
+
+    async def scenario(home: Home) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: heard.append(context))
+        server = IpcServer(home.socket_path)
+        server.start({"status": huge}, lambda client: None)
+        try:
+            answer = asyncio.to_thread(ask, home.path, "status")
+            with pytest.raises(LocalProtocolError, match="malformed command: OverflowError"):
+                await asyncio.wait_for(answer, PATIENCE_S)
+        finally:
+            server.close()
+
+    with Home.open(tmp_path / "home") as home:
+        asyncio.run(scenario(home))
+    assert not heard

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.peer.daemon.reach_lines import alone, describe_reach, relay_wanted, who_can_join
+from atoll.peer.daemon.reach_watch import ReachWatch
 from atoll.peer.daemon.reachability import (
     AFTER_LOSS_S,
     LATE_S,
@@ -368,3 +371,23 @@ def test_a_run_most_of_whose_voters_are_outbound_reads_what_relay_it_lacks() -> 
     assert "`atoll join INVITE --witness --relay 20`" in few
     assert "no relay carries data of those" in relay_wanted(3, 5, ["a1b2", "c3d4"], 0)
     assert "nobody relays between them" in relay_wanted(3, 3, [], 0)
+
+
+@pytest.mark.parametrize(("address", "count"), [("h:1", 1), ("x", 0), ("", 0), ("a:b:c", 0)])
+def test_what_a_peer_says_of_its_address_may_be_anything(address: str, count: int) -> None:
+    """Whoever says rubbish is asked nothing; it must not end the daemon."""
+    link = SimpleNamespace(
+        relay=b"",
+        is_punched=False,
+        is_proxied=False,
+        dialled_address="",
+        address=address,
+        remote_ip="10.0.0.1",
+        local_ip="10.0.0.2",
+    )
+    watch = object.__new__(ReachWatch)
+    vars(watch).update(
+        _host=SimpleNamespace(link_peers=lambda: (A,), link_of=lambda peer: link),
+        _others=SimpleNamespace(is_outbound=lambda peer: False),
+    )
+    assert len(watch.observers()) == count

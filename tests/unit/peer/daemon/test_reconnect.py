@@ -29,6 +29,7 @@ from atoll.peer.membership import events as ev
 from atoll.peer.membership import messages as ms
 from atoll.peer.membership.view import Member, View
 from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.dial import SECRET
 from atoll.peer.net.identity import Home
 from atoll.peer.streams.manager import Streams
 
@@ -269,6 +270,51 @@ def test_who_was_in_the_run_waits_for_room_at_its_address(tmp_path: Path, return
     ends = nullcontext() if returns else pytest.raises(AddressFullError)
     with ends:
         served(tmp_path, scenario, lines, contacts=ADDRESSES[:1], returns=returns)
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_another_secret_at_its_address_ends_a_newcomer_only(tmp_path: Path, returns: bool) -> None:
+    """Anybody may be there by now: another run, a web server, whoever got the address."""
+
+    async def scenario(daemon: Daemon, dials: Dials) -> None:
+        dials.fail(ADDRESSES[0], AdmissionError("another run secret", stage=SECRET))
+        if returns:
+            while not any("another run secret" in line for line in lines):  # noqa: ASYNC110  # no event
+                await asyncio.sleep(0.01)
+            daemon.leave()
+
+    lines: list[str] = []
+    ends = nullcontext() if returns else pytest.raises(AdmissionError)
+    with ends:
+        served(tmp_path, scenario, lines, contacts=ADDRESSES[:1], returns=returns)
+
+
+@pytest.mark.parametrize(
+    ("stages", "ends"),
+    [
+        ((SECRET, SECRET), False),  # of both others, and nobody has proved to be one
+        (("", None), False),  # one of two
+        (("", ""), True),
+        (("",), True),  # the only other one
+    ],
+)
+def test_members_that_refuse_a_member_are_believed_together(
+    stages: tuple[str | None, ...], ends: bool
+) -> None:
+    peers = [bytes([number]) * 32 for number in range(1 + len(stages))]
+    members = tuple(Member(peer, 1, address=f"h{n}:1") for n, peer in enumerate(peers))
+    view = View(b"L" * 32, 5, members, peers[0], 1, b"c" * 32)
+    reconnector = object.__new__(Reconnector)
+    vars(reconnector).update(
+        _reach=SimpleNamespace(address_of=lambda peer, address: address),
+        _host=SimpleNamespace(peer_id=peers[0]),
+        _failed={
+            f"h{n}:1": AdmissionError("no", stage=stage)
+            for n, stage in enumerate(stages, 1)
+            if stage is not None
+        },
+    )
+    assert (reconnector._refused_by_run(view) is not None) == ends
 
 
 def test_a_daemon_that_is_refused_as_an_older_life_ends(tmp_path: Path) -> None:

@@ -146,3 +146,10 @@ def test_no_plan_of_streams_brings_a_peer_to_a_standstill(wrong: dict[str, objec
     assert list(received(right, "StreamPlan").rows())[1] == (peer(2), 4, 1e6, False)
     with pytest.raises(RemoteProtocolError):
         received(right | wrong, "StreamPlan")
+
+
+@pytest.mark.parametrize("value", [1e300, math.inf, math.nan, -1.0])
+def test_what_no_link_has_is_refused(value: float) -> None:
+    """`atoll status` writes these as whole numbers, and has to have room for them."""
+    with pytest.raises(RemoteProtocolError):
+        received({"out": value}, "ProbeOver")
