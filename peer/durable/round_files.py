@@ -94,6 +94,7 @@ class RoundFiles:
         self._disk, self._folder = disk, folder
         self._lock = threading.Lock()
         self._writing: dict[RoundName, RoundWriter] = {}  # until they are sealed or have ended
+        self._beginning: set[RoundName] = set()  # which may take as long as the disk does
         disk.make_folder(folder)
 
     def names(self) -> list[RoundName]:
@@ -107,12 +108,18 @@ class RoundFiles:
         attempt has begun before, and that first: it would take the new file away when it ends.
         """
         with self._lock:
-            before = self._writing.get(name)
-        if before is not None:
-            before.abandon()
-        with self._lock:
             self._forget_ended()
-            writer = self._writing[name] = self._begin(name, nbytes)
+            before = self._writing.get(name)
+            self._beginning.add(name)
+        try:
+            if before is not None:
+                before.abandon()
+            writer = self._begin(name, nbytes)
+            with self._lock:
+                self._writing[name] = writer
+        finally:
+            with self._lock:
+                self._beginning.discard(name)
         return writer
 
     def _begin(self, name: RoundName, nbytes: int) -> RoundWriter:
@@ -144,7 +151,7 @@ class RoundFiles:
         for name in names:
             with self._lock:
                 self._forget_ended()
-                if name not in self._writing:
+                if name not in self._writing and name not in self._beginning:
                     self._disk.remove(self._folder / name.file)
 
     def _forget_ended(self) -> None:

@@ -277,13 +277,13 @@ class Streams:
             return
         stream = self._outgoing.get(StripeId(peer, 0))
         if stream is None or stream.closed:
-            self._open(StripeId(peer, 0)).add_done_callback(_retrieve)
+            self._open(StripeId(peer, 0))
 
     def renew(self, peer: bytes) -> None:
         """Replace streams through a relay, now that there is a direct way; they work meanwhile."""
         for stripe, stream in self.outgoing_stripes():
             if stripe.peer == peer and stripe.number >= 0 and stream.relay and not stream.closed:
-                self._open(stripe).add_done_callback(_retrieve)
+                self._open(stripe)
 
     async def to(self, peer: bytes, stripe: int = 0) -> DataStream:
         """Return a stream to this peer, the same one for a stripe again.
@@ -306,6 +306,7 @@ class Streams:
             task = asyncio.get_running_loop().create_task(self._dial(stripe))
             self._opening[stripe] = task
             task.add_done_callback(lambda _: self._opening.pop(stripe, None))
+            task.add_done_callback(_retrieve)  # whoever asked may have gone
         return task
 
     async def _dial(self, stripe: StripeId) -> DataStream:
@@ -473,7 +474,7 @@ def _drain(stream: DataStream, length: int, scratch: memoryview) -> None:
 
 
 def _retrieve(task: asyncio.Task[DataStream]) -> None:
-    """Let a warm-up fail in silence.
+    """Let the opening of a stream fail in silence where nobody waits for it any more.
 
     The round that needs the stream asks again and reports.
     """
