@@ -123,10 +123,14 @@ def ask(home: str | Path | None, command: str, **arguments: Any) -> Any:
 def answers(lifeline: Path) -> bool:
     """Return whether a daemon listens: a killed one leaves its sockets behind, but refuses."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        # A stopped daemon accepts nobody: when its queue is full, a call that waits has no end.
+        caller.setblocking(False)
         try:
             caller.connect(os.fspath(lifeline))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
+        except BlockingIOError:
+            return True  # somebody listens, or there would be no queue
     return True
 
 
@@ -135,8 +139,14 @@ def has_ended(lifeline: socket.socket) -> bool:
 
     It is readable when a descriptor has come, and at its end.
     """
-    readable, _, _ = select.select([lifeline], [], [], 0)
-    return bool(readable) and not lifeline.recv(1, socket.MSG_PEEK)
+    return is_readable(lifeline, 0.0) and not lifeline.recv(1, socket.MSG_PEEK)
+
+
+def is_readable(lifeline: socket.socket, timeout_s: float) -> bool:
+    """Wait until the lifeline is readable, and return whether it is, within the time."""
+    poller = select.poll()  # select.select() takes no descriptor from 1024 on
+    poller.register(lifeline, select.POLLIN)
+    return bool(poller.poll(1000 * timeout_s))
 
 
 def _unwrap(value: dict[str, Any]) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import socket
 import time
 import weakref
@@ -45,7 +44,15 @@ from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.pseudo_gradient import Writer, encode_submission
 from atoll.optim.run_spec import COLLECTIVES, FROZEN, RunSpec, blob
 from atoll.peer.client.console import say
-from atoll.peer.client.ipc_client import COMMAND_TIMEOUT_S, PROGRESS_S, IpcClient, has_ended, lost
+from atoll.peer.client.ipc_client import (
+    COMMAND_TIMEOUT_S,
+    PROGRESS_S,
+    IpcClient,
+    answers,
+    has_ended,
+    is_readable,
+    lost,
+)
 from atoll.peer.client.shared_memory import receive_region
 from atoll.peer.client.supervised import is_orphaned
 from atoll.peer.daemon.ipc_server import LIFELINE
@@ -192,6 +199,7 @@ class TrainerChannel:
         _OPEN.add(self)
         self._home = home
         self._lifeline: socket.socket | None = None
+        self._was_interrupted = False  # memory may come over the lifeline that no call waits for
         self._region: Floats | None = None  # of submissions; of encoded ones it is bytes
         self._theta: Floats | None = None  # of the run, shared with the daemon
         self.deadline_s = 600.0
@@ -433,7 +441,9 @@ class TrainerChannel:
         Cheap enough for every training step.
         """
         self._check_process()
-        if self._lifeline is not None and has_ended(self._lifeline):
+        if self._lifeline is not None and self._was_interrupted:
+            self._come_back(_interrupted(self._home))
+        elif self._lifeline is not None and has_ended(self._lifeline):
             self._come_back(lost(self._home))
 
     @contextlib.contextmanager
@@ -728,6 +738,8 @@ class TrainerChannel:
         self._check_process()
         if self._lifeline is None:
             raise SessionError("this session is closed", fix="call atoll.connect() again")
+        if self._was_interrupted:
+            raise _interrupted(self._home)
         if self._figures and command in CARRIERS:
             arguments["figures"] = {n: float(t) / count for n, (t, count) in self._figures.items()}
             self._figures.clear()
@@ -751,7 +763,9 @@ class TrainerChannel:
                 self._come_back(error)
 
     def _come_back(self, error: AtollError) -> None:
-        """Attach to the next process of the daemon that has ended.
+        """Attach to the next process of the daemon that has ended, or anew to one that is there.
+
+        The latter after a call was interrupted, also where nobody waits for a daemon.
 
         Raise DaemonLostError if there is none in time, or if this script is what is left of an
         `atoll run`: the next one has a script of its own. Raise SessionError if the daemon is of
@@ -759,9 +773,12 @@ class TrainerChannel:
         """
         reconnect_s = self.limited(self._reconnect_s)
         ended_s = time.monotonic()
-        if not reconnect_s or ended_s >= self._ends_by_s:
+        is_there = self._was_interrupted and answers(socket_path(self._home, LIFELINE))
+        if (not reconnect_s and not is_there) or ended_s >= self._ends_by_s:
             raise error
-        if not is_orphaned():
+        if is_there:
+            say(error.what)
+        elif not is_orphaned():
             say(
                 f"{error.what}: waiting up to {duration(reconnect_s)} until it is started "
                 f"again (atoll up or atoll join, --home {self._home})"
@@ -797,6 +814,7 @@ class TrainerChannel:
                 if time.monotonic() - ended_s > reconnect_s:
                     raise
                 error = again
+                time.sleep(POLL_S)  # a stopped daemon may refuse at once, again and again
                 continue
             waited = duration(time.monotonic() - ended_s)
             say(f"attached again after {waited}{how_it_goes_on}")
@@ -822,6 +840,7 @@ class TrainerChannel:
     def _disconnect(self) -> None:
         """Give up what belonged to a daemon; what was submitted to it is kept in its memory."""
         self.forget_lifeline()
+        self._was_interrupted = False
         self._client.close()
         self._exchange = self._vector_memory = None
         self._exchanges, self._dropped = {}, []
@@ -875,12 +894,23 @@ class TrainerChannel:
     def _receive_numbered(
         self, name: str, *, writable: bool = True, **arguments: Any
     ) -> tuple[Any, Floats]:
-        answer = self.ask_once(name, **arguments)
-        assert self._lifeline is not None
-        readable, _, _ = select.select([self._lifeline], [], [], COMMAND_TIMEOUT_S)
-        if not readable:
-            raise lost(self._home)
-        return answer, receive_region(self._lifeline, writable=writable)
+        """Ask for a region; return the answer, and the region.
+
+        Answers are told apart by their numbers, descriptors by their order alone. So where this is
+        given up, by Ctrl+C for example, the next call would get the memory of this one, and the
+        daemon would read what nobody writes: that call gets a new lifeline instead.
+        """
+        try:
+            answer = self.ask_once(name, **arguments)
+            assert self._lifeline is not None
+            if not is_readable(self._lifeline, COMMAND_TIMEOUT_S):
+                raise lost(self._home)
+            return answer, receive_region(self._lifeline, writable=writable)
+        except BaseException as error:
+            # With other errors the daemon has answered, and sends nothing; or it has ended.
+            if not isinstance(error, AtollError) or isinstance(error, NoDaemonError):
+                self._was_interrupted = True
+            raise
 
     def _map_state(self, serial: int) -> None:
         elements, floats = self._receive_numbered("state", writable=False)
@@ -1006,6 +1036,13 @@ def check_codec(name: str, call: str) -> None:
             f"codec {name!r} needs a key for each vector, which {call} has not",
             fix="use float32, bfloat16 or int8",
         )
+
+
+def _interrupted(home: Path) -> DaemonLostError:
+    return DaemonLostError(
+        f"the connection to the daemon at {home} was given up as a call was interrupted",
+        fix="make the call again; if the daemon has ended, start it first (atoll up or atoll join)",
+    )
 
 
 def _collectives() -> tuple[RunSpec, Manifest]:

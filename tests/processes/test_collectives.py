@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,42 @@ def test_buffers_are_let_go_and_bounded(tmp_path: Path) -> None:
                 kept += [session.buffer(10) for _ in range(2)]
             del kept
             assert session.buffer(10).numel() == 10
+
+
+def test_collectives_are_right_after_ctrl_c_while_memory_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, where the session is used on."""
+
+    def is_interrupted(session: Session) -> None:
+        client = session.channel._client
+        ask = client.ask
+
+        def interrupted(command: str, *about: Any) -> Any:
+            answer = ask(command, *about)
+            if command == "exchange":
+                monkeypatch.setattr(client, "ask", ask)
+                raise KeyboardInterrupt
+            return answer
+
+        monkeypatch.setattr(client, "ask", interrupted)
+        session.all_reduce(np.full(1000, 3, np.float32))
+
+    with fleet(tmp_path) as run:
+        run.form("ab")
+        with callers(run, "ab") as trainers:
+            trainers.meet()
+            kept = trainers.each_own({"a": lambda session: session.buffer(300)})["a"]
+            with pytest.raises(KeyboardInterrupt):
+                trainers.each_own({"a": is_interrupted})
+            trainers.meet()  # attached anew: until then the others go on without it
+            kept.fill_(4.0)
+            for turn, mine in enumerate([kept, *np.full((2, 500), 4, np.float32)]):
+                given = {"a": mine, "b": np.full(len(mine), 6 + 2 * turn, np.float32)}
+                found = trainers.each_own(
+                    {n: lambda s, n=n, g=given: s.all_reduce(g[n]) for n in "ab"}
+                )
+                assert {float(v) for n in "ab" for v in found[n].value} == {5.0 + turn}
 
 
 OPS = {
