@@ -32,7 +32,12 @@ from atoll.peer.cli.page import add_page_option, page_option
 from atoll.peer.cli.proxy import add_proxy_option, add_upnp_option, given_proxy, wants_upnp
 from atoll.peer.cli.service_manager import ServiceManager
 from atoll.peer.cli.settings import Parser, SecretAction
-from atoll.peer.client.supervised import is_kept_by_parent, signal_when_parent_ends
+from atoll.peer.client.supervised import (
+    SUPERVISOR_VARIABLE,
+    is_kept_by_parent,
+    is_orphaned,
+    signal_when_parent_ends,
+)
 from atoll.peer.durable import DURABLE, LEDGER, OFF, ROUNDS
 from atoll.peer.membership.phase import Phase
 from atoll.peer.membership.view import (
@@ -260,7 +265,23 @@ def _stream_options(parsed: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _end_with_parent() -> None:
+    """Let this process end with the `atoll run` that has started it. Raises ConfigError if it has.
+
+    Killed by force, that cannot end its daemon, and the next one would find the home in use. The
+    first thing of all: the kernel tells nothing of a parent that was gone before it was asked.
+    """
+    if is_kept_by_parent():
+        signal_when_parent_ends(signal.SIGTERM)
+    if is_orphaned():
+        raise ConfigError(
+            "`atoll run` is gone, and so this daemon does not start",
+            fix=f"start `atoll run` again, or unset {SUPERVISOR_VARIABLE} to start it by itself",
+        )
+
+
 def _up(parsed: argparse.Namespace) -> int:
+    _end_with_parent()
     run, log = check_run_name(parsed.run), _Log(parsed.log)
     if parsed.via:
         return _up_via(parsed, run, log)
@@ -385,6 +406,7 @@ def _load(path: str, run: str, secret: bytes | None, log: _Log) -> LoadedCheckpo
 
 
 def _join(parsed: argparse.Namespace) -> int:
+    _end_with_parent()
     return _enter(parsed, given_invite(parsed), _Log(parsed.log))
 
 
@@ -551,8 +573,6 @@ async def _serve(home: Home, options: DaemonOptions, home_argument: str | None, 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, interrupt, False)
     loop.add_signal_handler(signal.SIGTERM, interrupt, options.keeps_place)
-    if was_kept:  # killed by force it cannot end its daemon, and the next one is refused
-        signal_when_parent_ends(signal.SIGTERM)
 
     where = f" --home {home_argument}" if home_argument else ""
     here = f"  here: atoll status{where}   atoll leave{where}   or Ctrl+C to leave"
@@ -676,7 +696,7 @@ def _own_address(target: str) -> str:
         with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
             probe.connect(family[4])  # a datagram socket only looks up the route
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: a label that no DNS name may have
         return ""
 
 

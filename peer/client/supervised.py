@@ -44,5 +44,8 @@ def is_kept_by_parent() -> bool:
 
 
 def signal_when_parent_ends(number: int) -> None:
-    """Have the kernel send this process a signal when the process that has started it is gone."""
+    """Have the kernel send this process a signal when the process that has started it is gone.
+
+    There is none if that was gone before.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)

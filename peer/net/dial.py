@@ -12,9 +12,11 @@ import errno
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Protocol, TypeAlias
 
 from cryptography import x509
 
@@ -24,6 +26,7 @@ from atoll.collectives.errors import (
     ConnectError,
     RemoteProtocolError,
 )
+from atoll.collectives.threads import worker
 from atoll.peer.daemon.process import is_last
 from atoll.peer.net.address_kind import WORDS, address_kind
 from atoll.peer.net.byte_counts import ByteCounts
@@ -52,6 +55,11 @@ DIAL_TIMEOUT_S = 5.0
 TAG_TIMEOUT_S = 2.0
 # A name may have many addresses; the dead ones must leave time for the living.
 ADDRESSES_MAX = 4
+# Names that are looked up at a time: a dead one may keep its thread for half a minute.
+RESOLVERS_MAX = 8
+
+# Addresses as sockets have them.
+_Found: TypeAlias = list[tuple[socket.AddressFamily, tuple[object, ...]]]
 
 
 class Relays(Protocol):
@@ -310,16 +318,76 @@ def how_to_be_dialled(host: str, port: int, *, silent: bool) -> str:
     )
 
 
-async def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-    loop = asyncio.get_running_loop()
-    kind = socket.SOCK_STREAM
+class _Names:
+    """Look names up, a few at a time and each one once, whoever asks for it meanwhile.
+
+    A resolver may take half a minute to give a name up, and a dial gives up before: in the threads
+    of the event loop such names would be in the way of all other work, and of the process's end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: dict[str, Future[_Found]] = {}
+        self._waiting: dict[str, None] = {}  # for a thread, the newest last
+        self._threads = 0
+
+    def ask(self, host: str) -> Future[_Found]:
+        """Return what will have the addresses of a name, or a socket.gaierror."""
+        with self._lock:
+            if host in self._answers:
+                if host in self._waiting:
+                    self._wait(host)  # as one that is asked for now
+                return self._answers[host]
+            if self._threads < RESOLVERS_MAX:
+                worker(self._look_up, "names").start()  # first: it fails where threads are scarce
+                self._threads += 1
+            answer = self._answers[host] = Future()
+            answer.set_running_or_notify_cancel()  # a dial that gives up ends it for no other
+            self._wait(host)
+            return answer
+
+    def _wait(self, host: str) -> None:
+        self._waiting.pop(host, None)
+        self._waiting[host] = None
+
+    def _look_up(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._threads -= 1
+                    return
+                host, _ = self._waiting.popitem()  # of the others the dials may have given up
+            found: _Found = []
+            failed: Exception | None = None
+            try:
+                found = _look_up(host, 0)
+            except Exception as error:
+                failed = error
+            with self._lock:
+                answer = self._answers.pop(host)
+            if failed is not None:
+                answer.set_exception(failed)
+            else:
+                answer.set_result(found)
+
+
+def _look_up(host: str, port: int, flags: int = 0) -> _Found:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, where) for family, _, _, _, where in found]
+
+
+_names = _Names()
+
+
+async def _resolve(host: str, port: int) -> _Found:
     try:  # a literal address needs no resolver and so no thread
-        found = socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
+        found = _look_up(host, port, socket.AI_NUMERICHOST)
     except socket.gaierror:
-        found = await loop.getaddrinfo(host, port, type=kind)
+        answer = await asyncio.wrap_future(_names.ask(host))
+        found = [(family, (where[0], port, *where[2:])) for family, where in answer]
     except UnicodeError as error:  # a label that no DNS name may have
         raise socket.gaierror(socket.EAI_NONAME, "not a host name") from error
-    return [(family, where) for family, _, _, _, where in found[:ADDRESSES_MAX]]
+    return found[:ADDRESSES_MAX]
 
 
 async def _connect_to(

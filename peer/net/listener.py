@@ -353,13 +353,14 @@ def _bound(host: str, port: int) -> socket.socket:
         except BaseException:
             sock.close()
             raise
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label that no DNS name may have
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             what = f"port {port} of {host} is in use by another program, perhaps another peer"
             fix = "stop that one, or choose another port with --listen HOST:PORT (0: any free one)"
             raise ConfigError(what, fix=fix) from error
+        why = "not a host name" if isinstance(error, UnicodeError) else reason_of(error)
         raise ConfigError(
-            f"cannot listen on {format_address(host, port)}: {reason_of(error)}",
+            f"cannot listen on {format_address(host, port)}: {why}",
             fix="choose another address with --listen HOST:PORT",
         ) from error
     return sock

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class ProcessPair:
         self._timer: asyncio.TimerHandle | None = None
         self._pids = {DAEMON: 0, SCRIPT: 0}  # of the last lives; each leads a group of processes
         self._untold = 0  # the signal for a script that is just being started
+        self._is_refused = False  # the kernel lets us send the script no signal
 
     async def run(self) -> int:
         plan = self._plan
@@ -110,25 +111,30 @@ class ProcessPair:
             self._carry_out(self._machine.handle(event, self._loop.time()))
 
     def _carry_out(self, effects: Sequence[object]) -> None:
-        for effect in effects:
-            match effect:
-                case TellPeople(text=text):
-                    self._say(text)
-                case StartProcess(which=which, again=again):
-                    self._spawn(self._life(which, again=again))
-                case TellScript(signal=number, rest=rest):
-                    self._tell_script(number or signal.SIGTERM, rest=rest)
-                case LeaveRun(returns=returns):
-                    self._spawn(self._leave(returns=returns))
-                case KillProcess(which=which):
-                    self._kill(which)
-                case ExitWith(code=code) if not self._exit.done():
-                    self._exit.set_result(code)
-        if self._timer is not None:
-            self._timer.cancel()
-        deadline_s = self._machine.next_deadline_s()
-        if deadline_s is not None and not self._exit.done():
-            self._timer = self._loop.call_at(deadline_s, self._feed, TimePassed())
+        try:
+            for effect in effects:
+                self._carry_out_one(effect)
+        finally:  # whatever has gone wrong: what is due by then is still done
+            if self._timer is not None:
+                self._timer.cancel()
+            deadline_s = self._machine.next_deadline_s()
+            if deadline_s is not None and not self._exit.done():
+                self._timer = self._loop.call_at(deadline_s, self._feed, TimePassed())
+
+    def _carry_out_one(self, effect: object) -> None:
+        match effect:
+            case TellPeople(text=text):
+                self._say(text)
+            case StartProcess(which=which, again=again):
+                self._spawn(self._life(which, again=again))
+            case TellScript(signal=number, rest=rest):
+                self._tell_script(number or signal.SIGTERM, rest=rest)
+            case LeaveRun(returns=returns):
+                self._spawn(self._leave(returns=returns))
+            case KillProcess(which=which):
+                self._kill(which)
+            case ExitWith(code=code) if not self._exit.done():
+                self._exit.set_result(code)
 
     # ------------------------------------------------------------ lives
 
@@ -189,6 +195,8 @@ class ProcessPair:
             os.killpg(group, 0)
         except ProcessLookupError:
             return False
+        except PermissionError:  # they run as another user
+            return True
         return True
 
     # ------------------------------------------------------------ endings
@@ -197,7 +205,7 @@ class ProcessPair:
         # Its first process alone: a DataLoader whose workers are told too raises in its trainer,
         # and torchrun tells its workers by itself.
         pid = self._pids[SCRIPT]
-        with contextlib.suppress(ProcessLookupError):
+        with self._signalling(pid):
             if rest and pid:  # 0 would be the group of this process
                 os.killpg(pid, number)
             elif pid:
@@ -206,9 +214,24 @@ class ProcessPair:
                 self._untold = number
 
     def _kill(self, which: str) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with self._signalling(self._pids[which]):
             if self._pids[which]:
                 os.killpg(self._pids[which], signal.SIGKILL)
+
+    @contextlib.contextmanager
+    def _signalling(self, pid: int) -> Iterator[None]:
+        """Pass over a process that has ended, and one that takes no signal of this user's."""
+        try:
+            yield
+        except ProcessLookupError:
+            pass
+        except PermissionError:  # only a script can have become somebody else: by sudo or the like
+            if not self._is_refused:
+                self._is_refused = True
+                self._say(
+                    f"the script runs as another user and cannot be told: end it yourself (sudo"
+                    f" kill -- -{pid}), and start `atoll run` as that user next time"
+                )
 
     async def _leave(self, *, returns: bool) -> None:
         """Let the daemon leave; one that is alone in a run to which it returns just ends."""

@@ -28,6 +28,7 @@ from atoll.peer.net.hello import (
 )
 from atoll.peer.net.invite import fingerprint_of
 from atoll.peer.net.link import PUNCHED_RTT_S
+from atoll.peer.net.listener import check_port
 from atoll.peer.net.tls import TlsChannel
 from atoll.peer.net.wire import encode, frame, message
 
@@ -431,3 +432,8 @@ def test_a_taken_port_is_a_config_error(net: Net) -> None:
             await b.host.listen("127.0.0.1", port)
 
     net.run(scenario())
+
+
+def test_what_cannot_be_a_host_name_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"cannot listen on a\.\.b:1: not a host name"):
+        check_port("a..b", 1)
