@@ -7,7 +7,6 @@ it says in reach_lines.py.
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 from atoll.collectives.errors import AtollError, ConfigError
@@ -35,6 +34,7 @@ from atoll.peer.membership.view import ARCHIVE, short
 from atoll.peer.net.address_kind import LOOPBACK, NAME, PRIVATE, PUBLIC, address_kind
 from atoll.peer.net.connection_limits import plain_ip
 from atoll.peer.net.connections import ConnectionManager
+from atoll.peer.net.dial import resolve
 from atoll.peer.net.invite import format_address, is_address, parse_address
 from atoll.peer.net.reach_messages import ReachTold
 from atoll.peer.punch.service import Observer
@@ -462,10 +462,9 @@ async def _resolved(host: str) -> tuple[str, ...]:
     """Return the IP addresses of a host, or its name if they cannot be found out in time."""
     if address_kind(host) != NAME:
         return (plain_ip(host),)
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(RESOLVE_S):
-            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
+            found = await resolve(host, 0)
+    except OSError:
         return (host,)
-    return tuple(str(where[0]) for *_, where in found)
+    return tuple(str(where[0]) for _, where in found)

@@ -195,7 +195,7 @@ def own_address(towards: str = "") -> str:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(where)  # sends nothing
                 return str(probe.getsockname()[0])
-        except OSError:
+        except (OSError, UnicodeError):  # UnicodeError: a label that no DNS name may have
             continue
     return ""
 

@@ -218,7 +218,7 @@ class Dial:
             return await self._punches.open(self._meets), 0.0
         if self.proxy is not None:
             return await self._connect_through(self.proxy), 0.0
-        found = await _resolve(self.host, self.port)
+        found = await resolve(self.host, self.port)
         self.addresses = tuple(str(where[0]) for _, where in found)
         self.resolve_s = time.monotonic() - self._started_s
         self._stage = "TCP"
@@ -379,7 +379,8 @@ def _look_up(host: str, port: int, flags: int = 0) -> _Found:
 _names = _Names()
 
 
-async def _resolve(host: str, port: int) -> _Found:
+async def resolve(host: str, port: int) -> _Found:
+    """Return families and addresses of a host, ADDRESSES_MAX at most. Raises socket.gaierror."""
     try:  # a literal address needs no resolver and so no thread
         found = _look_up(host, port, socket.AI_NUMERICHOST)
     except socket.gaierror:
@@ -418,7 +419,7 @@ async def _connect_to(
 async def _connect_to_proxy(proxy: Proxy) -> socket.socket:
     """Return a connection to a proxy. Raises ProxyError: what it meets is no refusal of a peer."""
     try:
-        sock, _ = await _connect_to(await _resolve(proxy.host, proxy.port))
+        sock, _ = await _connect_to(await resolve(proxy.host, proxy.port))
     except OSError as error:
         raise ProxyError(f"the proxy cannot be reached: {reason_of(error)}") from error
     return sock

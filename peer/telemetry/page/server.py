@@ -309,10 +309,10 @@ class _PageListener(socketserver.ThreadingTCPServer):
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             self.address_family = found[0][0]
             super().__init__((host, port), _PageRequest)
-        except OSError as error:
-            where = format_address(host, port)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label that no DNS name may have
+            where, why = format_address(host, port), getattr(error, "strerror", "") or error
             fix = "give another port, or --page 0 for any that is free"
-            raise ConfigError(f"no page at {where}: {error.strerror or error}", fix=fix) from error
+            raise ConfigError(f"no page at {where}: {why}", fix=fix) from error
 
     @property
     def port(self) -> int:

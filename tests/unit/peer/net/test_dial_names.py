@@ -15,7 +15,7 @@ import pytest
 
 from atoll.collectives.errors import ConnectError
 from atoll.peer.net import dial
-from atoll.peer.net.dial import Dial, _resolve
+from atoll.peer.net.dial import Dial, resolve
 
 DIAL_S = 0.5
 
@@ -72,7 +72,7 @@ def test_names_that_nobody_answers_for_hold_no_thread_of_the_loop(resolver: Reso
 
 def test_the_loop_waits_for_no_name_of_a_dial_that_was_cancelled(resolver: Resolver) -> None:
     async def scenario() -> None:
-        dialling = asyncio.create_task(_resolve("dead3", 29600))
+        dialling = asyncio.create_task(resolve("dead3", 29600))
         await asyncio.sleep(0.1)
         dialling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -89,8 +89,8 @@ def test_a_second_dial_of_a_name_takes_the_answer_that_the_first_gave_up(
     resolver: Resolver,
 ) -> None:
     async def scenario() -> None:
-        first = asyncio.create_task(_resolve("live", 29600))
-        second = asyncio.create_task(_resolve("live", 29601))
+        first = asyncio.create_task(resolve("live", 29600))
+        second = asyncio.create_task(resolve("live", 29601))
         await asyncio.sleep(0.1)
         first.cancel()
         await asyncio.sleep(0.1)
@@ -99,7 +99,7 @@ def test_a_second_dial_of_a_name_takes_the_answer_that_the_first_gave_up(
         with pytest.raises(asyncio.CancelledError):
             await first
         assert resolver.asked == ["live"]
-        assert await _resolve("live", 29602) == [(socket.AF_INET, ("127.0.0.1", 29602))]
+        assert await resolve("live", 29602) == [(socket.AF_INET, ("127.0.0.1", 29602))]
         assert resolver.asked == ["live", "live"]  # no answer is kept
 
     asyncio.run(scenario())
@@ -114,7 +114,7 @@ def test_a_few_names_are_looked_up_at_a_time_the_newest_first(
     async def scenario() -> None:
         dials = []
         for names in (("dead1", "dead2"), ("dead3", "dead4", "dead5", "dead3")):
-            dials += [asyncio.create_task(_resolve(name, 29600)) for name in names]
+            dials += [asyncio.create_task(resolve(name, 29600)) for name in names]
             await asyncio.sleep(0.2)
             assert sorted(resolver.asked) == ["dead1", "dead2"]
         resolver.answers.set()
