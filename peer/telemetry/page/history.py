@@ -150,12 +150,14 @@ class History:
         self._oldest_s = self._newest_s = 0.0
         self._per_parameter = 0.0  # bytes of all-reduces at every step so far; see _all_reduced
         self._has_steps = False
+        self._is_closed = False
 
     def close(self) -> None:
+        """Close the file: a request that is still being answered opens none any more."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
-            self._file = None
+            self._file, self._is_closed = None, True
 
     # ------------------------------------------------------------ questions
 
@@ -242,6 +244,8 @@ class History:
     # ------------------------------------------------------------ reading
 
     def _catch_up(self) -> None:
+        if self._is_closed:
+            return
         decode = json.JSONDecoder().decode  # `json.loads` looks for the encoding of each line
         for line in self._new_lines():
             try:

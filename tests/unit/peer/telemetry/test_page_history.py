@@ -279,3 +279,13 @@ def test_after_going_back_to_a_checkpoint_the_living_are_present(
     assert found["present"] == ["a", "b"]
     assert found["slow"]["peer"] == "b"
     assert found["rounds"]["a"][-1]["late"] == "b"
+
+
+def test_a_request_that_outlives_the_page_opens_no_file(tmp_path: Path, look: Look) -> None:
+    history, file = look(), opened(tmp_path)
+    file.append(event(BEGUN_S, text="before"))
+    assert texts(history) == ["before"]
+    history.close()
+    file.append(event(BEGUN_S + 1, text="after"))
+    assert texts(history) == ["before"]
+    assert history._file is None
