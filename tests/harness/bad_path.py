@@ -49,7 +49,7 @@ class BadPath:
 
     @property
     def is_used(self) -> bool:
-        """Whether there are connections: two daemons may have met on the other's path."""
+        """Return whether there are connections: two daemons may have met on the other's path."""
         return bool(self._open)
 
     def flip(self) -> None:

@@ -105,7 +105,7 @@ def test_several_waits_of_who_hurries_are_over_together(
 
 
 class Lender:
-    """A daemon that only hands out memory; it serves from a thread."""
+    """Hand out memory as a daemon does, from a thread, and nothing else."""
 
     def __init__(self, home: Path) -> None:
         self._home, self._is_ready, self._over = home, threading.Event(), asyncio.Event()
@@ -142,7 +142,7 @@ class Lender:
 
 @pytest.fixture
 def borrower(tmp_path: Path) -> Iterator[TrainerChannel]:
-    """A session that waits for no daemon that has ended: this one has not."""
+    """Return a session that waits for no daemon that has ended: this one has not."""
     (tmp_path / "run").mkdir(mode=0o700)
     lender = Lender(tmp_path)
     borrower = TrainerChannel(tmp_path, 10.0, reconnect_s=0.0)

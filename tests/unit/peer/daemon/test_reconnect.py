@@ -256,35 +256,26 @@ def test_a_daemon_leaves_although_nobody_answers_its_dials(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_who_was_in_the_run_waits_for_room_at_its_address(tmp_path: Path, returns: bool) -> None:
-    """Peers that have died count for a while; a newcomer is told at once that it is too many."""
-
+@pytest.mark.parametrize(
+    "error",
+    [
+        AddressFullError("4 peers of 1.2.3.4 are in the run"),  # some have died, and still count
+        AdmissionError("another run secret", stage=SECRET),  # the address is somebody else's now
+    ],
+    ids=["full", "another secret"],
+)
+def test_who_was_in_the_run_goes_on_asking_where_a_newcomer_is_told_at_once(
+    tmp_path: Path, error: AdmissionError, returns: bool
+) -> None:
     async def scenario(daemon: Daemon, dials: Dials) -> None:
-        dials.fail(ADDRESSES[0], AddressFullError("4 peers of 1.2.3.4 are in the run"))
+        dials.fail(ADDRESSES[0], error)
         if returns:
-            while not any("4 peers of" in line for line in lines):  # noqa: ASYNC110  # no event
+            while not any(error.what in line for line in lines):  # noqa: ASYNC110  # no event
                 await asyncio.sleep(0.01)
             daemon.leave()
 
     lines: list[str] = []
-    ends = nullcontext() if returns else pytest.raises(AddressFullError)
-    with ends:
-        served(tmp_path, scenario, lines, contacts=ADDRESSES[:1], returns=returns)
-
-
-@pytest.mark.parametrize("returns", [True, False])
-def test_another_secret_at_its_address_ends_a_newcomer_only(tmp_path: Path, returns: bool) -> None:
-    """Anybody may be there by now: another run, a web server, whoever got the address."""
-
-    async def scenario(daemon: Daemon, dials: Dials) -> None:
-        dials.fail(ADDRESSES[0], AdmissionError("another run secret", stage=SECRET))
-        if returns:
-            while not any("another run secret" in line for line in lines):  # noqa: ASYNC110  # no event
-                await asyncio.sleep(0.01)
-            daemon.leave()
-
-    lines: list[str] = []
-    ends = nullcontext() if returns else pytest.raises(AdmissionError)
+    ends = nullcontext() if returns else pytest.raises(type(error))
     with ends:
         served(tmp_path, scenario, lines, contacts=ADDRESSES[:1], returns=returns)
 

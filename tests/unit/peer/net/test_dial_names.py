@@ -21,7 +21,7 @@ DIAL_S = 0.5
 
 
 class Resolver:
-    """Stands for the machine's; it answers for no name before it is let."""
+    """Stand in for the machine's resolver, which answers for no name before it is let."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

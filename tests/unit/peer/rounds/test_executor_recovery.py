@@ -38,7 +38,7 @@ from atoll.peer.rounds.entries import entry_root
 from atoll.peer.rounds.recovery import HomeContents, HomeReader, name_of, packed
 
 ELEMENTS = 70_000
-GENESIS = genesis_chain(LINEAGE)
+GENESIS, CHAIN = genesis_chain(LINEAGE), b"c" * 32
 
 
 def founding_view(sites: list[Site]) -> View:
@@ -65,6 +65,39 @@ def reader_of(records: list[Record], files: RoundFiles) -> HomeReader:
 
 def home_read(site: Site) -> ev.HomeRead | None:
     return next((event for event in site.fed if isinstance(event, ev.HomeRead)), None)
+
+
+def begins_with_damage(sites: list[Site]) -> bytes:
+    """Let the first site read a home whose state is whole, and R of round 2 is damaged.
+
+    Return the digest of that state.
+    """
+    prepare(sites, ELEMENTS)
+    state, sites[0].executor.state = sites[0].executor.state, None
+    assert state is not None
+    found = HomeContents(
+        remembered(2), state=state, checkpoint=(1, CHAIN), checkpoint_digest=state.digest
+    )
+    reader = SimpleNamespace(recovered=remembered(), read=lambda: found)
+    sites[0].executor.load(reader)  # type: ignore[arg-type]
+    return state.digest
+
+
+def remembered(*missing: int) -> Recovered:
+    """Return what a ledger says of a state after round 1; ``missing``: results that are damaged."""
+    at, lacks = (1, CHAIN), frozenset(missing)
+    return Recovered(5, 1, None, None, Ballot(), False, None, at, 0, at, (), lacks)
+
+
+async def reduce_and_apply(sites: list[Site], number: int, attempt: int = 1) -> None:
+    """Do a round on all of them."""
+    begin = begin_of(sites, attempt, number)
+    for site in sites:
+        site.carry_out(ev.Reduce(begin))
+    await eventually(lambda: all(site.reduced(attempt, number) for site in sites))
+    for site in sites:
+        site.carry_out(ev.Apply(begin, bytes([number]) * 32))
+    await eventually(lambda: all(site.applied(number) for site in sites))
 
 
 @pytest.mark.parametrize("is_damaged", [False, True], ids=["whole", "damaged"])
@@ -100,36 +133,15 @@ def test_the_first_parameters_are_held_over_a_restart(is_damaged: bool, tmp_path
 
 def test_an_order_that_counts_on_a_damaged_result_is_void(tmp_path: Path) -> None:
     """A view may be installed while the home is read: until then the ledger is believed."""
-    chain = b"c" * 32
 
     async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS)
-        site = sites[0]
-        state, site.executor.state = site.executor.state, None
-        assert state is not None
-        contents = HomeContents(
-            remembered(chain, 2), state=state, checkpoint=(1, chain), checkpoint_digest=state.digest
-        )
-        reader = SimpleNamespace(recovered=remembered(chain), read=lambda: contents)
-        site.executor.load(reader)  # type: ignore[arg-type]
-        site.carry_out(ev.Apply(begin_of(sites, 1, 2), b"2" * 32))
-        await eventually(lambda: home_read(site))
-        begin = begin_of(sites, 2, 2)
-        for each in sites:
-            each.carry_out(ev.Reduce(begin))
-        await eventually(lambda: all(each.reduced(2, 2) for each in sites))
-        for each in sites:
-            each.carry_out(ev.Apply(begin, b"2" * 32))
-        await eventually(lambda: all(each.applied(2) for each in sites))
+        begins_with_damage(sites)
+        sites[0].carry_out(ev.Apply(begin_of(sites, 1, 2), b"2" * 32))
+        await eventually(lambda: home_read(sites[0]))
+        await reduce_and_apply(sites, 2, attempt=2)
         assert sites[0].state.digest == sites[1].state.digest
 
     scenario(tmp_path, "ab", play)
-
-
-def remembered(chain: bytes, *missing: int) -> Recovered:
-    """Return what a ledger says of a state after round 1; ``missing``: results that are damaged."""
-    at, lacks = (1, chain), frozenset(missing)
-    return Recovered(5, 1, None, None, Ballot(), False, None, at, 0, at, (), lacks)
 
 
 def test_nobody_that_remembers_no_more_than_a_view_has_files() -> None:
@@ -139,28 +151,13 @@ def test_nobody_that_remembers_no_more_than_a_view_has_files() -> None:
 
 def test_a_damaged_result_of_a_round_to_come_stops_no_later_round(tmp_path: Path) -> None:
     """The state is whole: that round is reduced again, and applied."""
-    chain = b"c" * 32
 
     async def play(sites: list[Site]) -> None:
-        prepare(sites, ELEMENTS)
-        site = sites[0]
-        state, site.executor.state = site.executor.state, None
-        assert state is not None
-        contents = HomeContents(
-            remembered(chain, 2), state=state, checkpoint=(1, chain), checkpoint_digest=state.digest
-        )
-        reader = SimpleNamespace(recovered=remembered(chain), read=lambda: contents)
-        site.executor.load(reader)  # type: ignore[arg-type]
-        await eventually(lambda: home_read(site))
-        assert home_read(site) == ev.HomeRead(1, chain, state.digest, False, frozenset({2}))
+        digest = begins_with_damage(sites)
+        await eventually(lambda: home_read(sites[0]))
+        assert home_read(sites[0]) == ev.HomeRead(1, CHAIN, digest, False, frozenset({2}))
         for number in (2, 3):
-            begin = begin_of(sites, 1, number)
-            for each in sites:
-                each.carry_out(ev.Reduce(begin))
-            await eventually(lambda n=number: all(each.reduced(1, n) for each in sites))
-            for each in sites:
-                each.carry_out(ev.Apply(begin, bytes([number]) * 32))
-            await eventually(lambda n=number: all(each.applied(n) for each in sites))
+            await reduce_and_apply(sites, number)
         assert sites[0].state.digest == sites[1].state.digest
 
     scenario(tmp_path, "ab", play)

@@ -51,7 +51,7 @@ def test_a_script_that_is_being_started_is_told_to_end_as_soon_as_it_is_there(
 
 
 class OfAnotherUser:
-    """Stands between a pair and the kernel, which lets it send its script no signal."""
+    """Stand between a pair and the kernel, which lets it send its script no signal."""
 
     def __init__(self) -> None:
         self.pair: ProcessPair | None = None
@@ -162,7 +162,7 @@ def test_what_a_script_has_started_as_another_user_is_seen(
 
 
 def test_a_defect_in_one_effect_does_not_stop_the_clock(tmp_path: Path) -> None:
-    """What is due by then ends everything, as it does else."""
+    """End everything at the time that was set before, as where no effect fails."""
 
     def fails(line: str) -> None:
         raise RuntimeError(line)
