@@ -924,7 +924,7 @@ class Node:
             self._tell_view(source)  # INSTALL was lost, or an older life must hear that it is over
             return
         if named is not None:
-            self._is_outlived(source, "it is back as a new incarnation")
+            self._note_outlived(source, "it is back as a new incarnation")
         if join.spec and spec and join.spec != spec:
             what = f"run specification differs: yours {join.spec}, run {spec}"
             refused = ms.JoinRefused(IncompatibleRunError.code, what)
@@ -935,7 +935,7 @@ class Node:
             self.callers.asks(source)
             self._redirect(source)
 
-    def _is_outlived(self, peer: bytes, how: str) -> None:
+    def _note_outlived(self, peer: bytes, how: str) -> None:
         """Note that a member has begun anew, without what it knew: it votes here no more."""
         self._gone(peer, how)
         assert self.election is not None, "who is in a view has an election"
@@ -990,7 +990,7 @@ class Node:
         view, met = self._here.view, meet.coordinator
         named = view.member(source) if view is not None and met.peer == source else None
         if named is not None and met.inc > named.inc:
-            self._is_outlived(source, f"it has begun anew, in lineage {meet.lineage.hex()[:16]}")
+            self._note_outlived(source, f"it has begun anew, in lineage {meet.lineage.hex()[:16]}")
         why = self.forks.on_meet(source, meet, self.coordinator, led=self._has_coordinator())
         if why:
             self._yield_to(meet, why)

@@ -119,7 +119,7 @@ class Durability:
             self._has_asked = True
             self._port.want_checkpoint()
 
-    def lacks(self, round_number: int) -> None:
+    def damaged(self, round_number: int) -> None:
         """Hear that R of this round is damaged on the disk: no replay gets past it."""
         self._hole = max(self._hole, round_number)
         self._due.set()

@@ -166,18 +166,18 @@ class RoundExecutor:
         is_whole = (found.state, found.missing) == (promised.state, promised.missing)
         self._falls_short = not is_whole
         if self.durability is not None and found.missing:
-            self.durability.lacks(max(found.missing))
+            self.durability.damaged(max(found.missing))
         self.is_loading = False
         if contents.state is not None:
             self._recover(contents.state, contents)
         for held in contents.held:
             await self._hold(held)
         if found.state == promised.state:  # orders of before the machine hears of it are void
-            self._in_turn(self._has_told)
+            self._in_turn(self._trust_orders)
         read = ev.HomeRead(*found.state, contents.digest, is_whole, found.missing)
         self._feed(read)
 
-    async def _has_told(self) -> None:
+    async def _trust_orders(self) -> None:
         """Carry out what the machine orders now: it knows which results are not here."""
         self._falls_short = False
 

@@ -142,7 +142,7 @@ class Lender:
 
 @pytest.fixture
 def borrower(tmp_path: Path) -> Iterator[TrainerChannel]:
-    """Return a session that waits for no daemon that has ended: this one has not."""
+    """Yield a session that waits for no daemon that has ended: this one has not."""
     (tmp_path / "run").mkdir(mode=0o700)
     lender = Lender(tmp_path)
     borrower = TrainerChannel(tmp_path, 10.0, reconnect_s=0.0)

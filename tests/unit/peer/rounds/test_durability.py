@@ -330,7 +330,7 @@ def test_a_result_that_is_damaged_on_the_disk_makes_a_checkpoint_due(home: Home)
 
     async def scenario(home: Home) -> None:
         events = home.daemon.events
-        home.durability.lacks(3)
+        home.durability.damaged(3)
         await home.until(lambda: ev.RoundsKept(False) in events)
         home.durability.moved_to(3, applied=True)
         home.durability.moved_to(4, applied=True)
