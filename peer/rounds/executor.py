@@ -20,7 +20,7 @@ import numpy as np
 from atoll.collectives import EncodedLayout, RoundResult
 from atoll.collectives.codecs import U8
 from atoll.collectives.errors import AtollError, CodecError, ConfigError, DivergedError
-from atoll.collectives.units import size
+from atoll.collectives.units import duration, size
 from atoll.optim.footprint import LOG_BYTES_DEFAULT, log_cap_bytes
 from atoll.peer.checkpoint.reader import LoadedCheckpoint
 from atoll.peer.daemon.ports import RoundsPort
@@ -57,6 +57,9 @@ from atoll.peer.streams.router import Router
 from atoll.peer.streams.stream import NO_PROGRESS_TIMEOUT_S
 
 QUICK_BYTES_MAX = 1 << 16  # of a result in float32 that the event loop writes: 10 us
+# For the first parameters to be on a slow disk, at least; on a busy machine as long as they took.
+SAVED_WAIT_S = 10.0
+SAVED_POLL_S = 0.01
 DIGESTS_KEPT = 64  # for people and tests that compare peers
 
 
@@ -570,14 +573,29 @@ class RoundExecutor:
     def _initial(self, run: AttemptRun) -> ReplicatedState:
         """Return the state that begins with the result of INIT.
 
-        It is the one in whose memory that lies already, unless somebody still reads it there.
+        It is the one in whose memory that lies already, once the result is on the disk, unless
+        others read it there. Another one would cost its memory, and the time to clear and fill it,
+        in which the next round begins without this peer.
         """
-        keeps = self.durability is not None and self.durability.keeps_rounds
-        is_saved = not keeps or self.replica.log.is_stored(run.begin.round, run.root)
-        if run.initial is not None and is_saved and not run.is_read:
-            return run.initial
+        since_s = time.monotonic()
+        limit_s = max(SAVED_WAIT_S, since_s - run.begun_s)
+        while run.initial is not None and not run.lent:
+            if not self._is_in_use(run):
+                return run.initial
+            if time.monotonic() - since_s > limit_s:
+                waited = duration(limit_s)
+                text = f"the first parameters are not on the disk after {waited}: they are copied"
+                self.threadsafe(self.log, text)
+                break
+            time.sleep(SAVED_POLL_S)
         run.initial = None
         return ReplicatedState(run.begin.blob, self.note_progress)
+
+    def _is_in_use(self, run: AttemptRun) -> bool:
+        """Return whether the result of INIT has yet to be written to the disk, or is being read."""
+        keeps = self.durability is not None and self.durability.keeps_rounds
+        is_saved = not keeps or self.replica.log.is_stored(run.begin.round, run.root)
+        return run.is_read or not is_saved
 
     async def _undo(self, effect: ev.Undo) -> None:
         """Go back to the state after an earlier round, if it can be had here."""

@@ -105,7 +105,13 @@ def starved(chosen: argparse.Namespace) -> list[Figure]:
         Figure(f"{what}: attempts begun again", "starved/retries", 0, retries(busy), "attempts"),
         Figure(f"{what}: views after the first", "starved/views", 0, busy.views, "views"),
         Figure("... first state: begun again", "starved/first", 0, busy.first_retries, "times"),
-        Figure("... first state: CPU time of all daemons", "starved/cpu", 1.2, cpu, "x quiet"),
+        Figure(
+            "... first state: CPU time of all daemons, beyond idle ones",
+            "starved/cpu",
+            1.2,
+            cpu,
+            "x quiet",
+        ),
     ]
 
 
@@ -130,7 +136,8 @@ def retries(turn: Turn) -> int:
 def tell(which: str, turn: Turn) -> None:
     shown = ", ".join(f"{count} {kind}" for kind, count in sorted(turn.events.items()))
     print(
-        f"{which:<8} first state {turn.first_s:.1f} s, {turn.first_cpu_s:.1f} s of CPU;"
+        f"{which:<8} first state {turn.first_s:.1f} s, {turn.first_cpu_s:.1f} s of CPU"
+        f" beside {turn.idle_cpu_s:.1f} s of idle daemons;"
         f" {turn.rounds} rounds in {turn.rounds_s:.1f} s; {turn.views} views more;"
         f" {shown or 'nothing noted'}",
         flush=True,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from atoll.peer.client.shared_memory import SLICE_BYTES, Region
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.layout import handed_on
 from atoll.peer.membership.messages import INIT, Begin
+from atoll.peer.rounds import executor
 
 ELEMENTS = 3_000_000  # twelve chunks of 1 MiB: four for each of three owners
 
@@ -107,6 +110,34 @@ def test_they_are_received_where_they_belong_unless_somebody_still_reads_them(
         assert (log.encoded(1) is None) == (not is_read)
         np.testing.assert_array_equal(state.theta, np.arange(ELEMENTS, dtype=np.float32))
         assert not state.momentum.any()
+
+    scenario(tmp_path, "ab", play)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_they_stay_where_they_are_while_they_are_written_to_the_disk(
+    tmp_path: Path, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second state takes long on a busy machine, and the next round begins without this peer."""
+    monkeypatch.setattr(executor, "SAVED_WAIT_S", 0.0 if is_slow else PATIENCE_S)
+
+    async def play(sites: list[Site]) -> None:
+        begin = await given_by_the_first(sites)
+        site = sites[1]
+        run = site.executor.attempts.at(1, 1)
+        assert run is not None
+        assert run.settled(PATIENCE_S)
+        run.saving, run.begun_s = True, time.monotonic()
+        received = run.result.array
+        site.carry_out(ev.Apply(begin, b"c" * 32))
+        if not is_slow:
+            await asyncio.sleep(0.1)
+            assert not site.applied(1)
+            run.saving = False
+        await eventually(lambda: site.applied(1))
+        assert np.may_share_memory(received, site.state.theta) == (not is_slow)
+        assert any("they are copied" in line for line in site.logs) == is_slow
+        np.testing.assert_array_equal(site.state.theta, np.arange(ELEMENTS, dtype=np.float32))
 
     scenario(tmp_path, "ab", play)
 
