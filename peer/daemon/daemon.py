@@ -611,8 +611,11 @@ class Daemon:
     def took_part(self, terms: bytes) -> bool:
         return self.parts.audits.took_part(terms)
 
-    def tell_trainer(self, effect: ev.TellTrainer) -> None:
-        self.parts.trainers.tell(effect)
+    def awaited_call(self, fragment: int) -> int | None:
+        return self.parts.trainers.awaited_call(fragment)
+
+    def tell_trainer(self, effect: ev.TellTrainer, call: int | None) -> None:
+        self.parts.trainers.tell(effect, call)
 
     def round_committed(self, begin: Begin, took_s: float, tries: int) -> None:
         parts, takes_part = self.parts, self.node.me.peer in begin.participants

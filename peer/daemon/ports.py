@@ -177,8 +177,11 @@ class RoundsPort(Log, Protocol):
     def feed(self, event: ev.Event, /) -> None:
         """Tell the membership machine what has come of an order."""
 
-    def tell_trainer(self, effect: ev.TellTrainer, /) -> None:
-        """Tell the trainer, if there is one, what its submission has come to."""
+    def awaited_call(self, fragment: int, /) -> int | None:
+        """Return the number of the trainer's call that waits for an answer; None if none does."""
+
+    def tell_trainer(self, effect: ev.TellTrainer, call: int | None, /) -> None:
+        """Tell the trainer what this call has come to, if it is still there and waits for it."""
 
     def round_committed(self, begin: Begin, took_s: float, tries: int, /) -> None:
         """Hear that a round is over, how long since its first BEGIN, and after how many tries."""

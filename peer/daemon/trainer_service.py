@@ -131,12 +131,18 @@ class TrainerService:
             "judged": self._judged,
         }
 
-    def tell(self, effect: ev.TellTrainer) -> None:
-        """Answer the submission that waits, if the trainer that made it is still there."""
+    def awaited_call(self, fragment: int) -> int | None:
+        """Return the number of the call that waits for an answer; None if none does."""
+        return self.trainer.awaiting.get(fragment) if self.trainer is not None else None
+
+    def tell(self, effect: ev.TellTrainer, call: int | None) -> None:
+        """Answer a call, if the trainer that made it is still there and waits for it.
+
+        It may have given that up and made another one, whose answer this is not.
+        """
         trainer = self.trainer
-        if trainer is None:
+        if trainer is None or call != self.awaited_call(effect.fragment):
             return
-        call = trainer.awaiting.get(effect.fragment)
         logged = self._as_logged(trainer, effect)
         effect, is_logged = logged or effect, logged is not None
         repeats = trainer.submissions
@@ -385,7 +391,8 @@ class TrainerService:
             return None
         base_round = self._node.follower.round
         if was_counted is None:  # nor may a round read it before: the trainer asks again at once
-            self.tell(ev.TellTrainer("missed", base_round, self._node.follower.epoch, fragment))
+            missed = ev.TellTrainer("missed", base_round, self._node.follower.epoch, fragment)
+            self.tell(missed, trainer.awaiting[fragment])
             return None
         submission = ev.Submitted(base_round, arguments["epoch"], weight, fragment)
         self._feed(submission)

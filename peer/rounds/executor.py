@@ -268,7 +268,10 @@ class RoundExecutor:
             ev.StartSync: self._start_sync,
             ev.Undo: lambda e: self._in_turn(self._undo, e),
             ev.TakeBack: lambda e: self._in_turn(self._take_back, e),
-            ev.TellTrainer: lambda e: self._in_turn(self._tell, e),
+            # Of the call that waits now: it may be given up before its turn comes.
+            ev.TellTrainer: lambda e: self._in_turn(
+                self._tell, e, self._daemon.awaited_call(e.fragment)
+            ),
         }
 
     def _in_turn(self, work: Callable[..., Awaitable[None]], *arguments: object) -> None:
@@ -318,8 +321,8 @@ class RoundExecutor:
         self.donor.close()
         self.streams.close()
 
-    async def _tell(self, effect: ev.TellTrainer) -> None:
-        self._daemon.tell_trainer(effect)
+    async def _tell(self, effect: ev.TellTrainer, call: int | None) -> None:
+        self._daemon.tell_trainer(effect, call)
 
     def log(self, line: str) -> None:
         """Write a line about rounds or about the state."""

@@ -63,7 +63,8 @@ class Site:
             audits=self.audits,
             daemon=SimpleNamespace(
                 feed=self.fed.append,
-                tell_trainer=lambda effect: None,
+                awaited_call=lambda fragment: None,
+                tell_trainer=lambda effect, call: None,
                 note=self._note,
                 round_committed=lambda begin, took_s, tries: None,
             ),

@@ -159,6 +159,34 @@ def test_collectives_are_right_after_ctrl_c_while_memory_came(
                 assert {float(v) for n in "ab" for v in found[n].value} == {5.0 + turn}
 
 
+def test_the_call_after_one_that_was_given_up_has_its_own_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round of the first is committed, and takes a while to be written, when it is called."""
+    large = np.ones(8_000_000, np.float32)
+
+    def is_given_up(session: Session) -> None:
+        channel = session.channel
+
+        def interrupted(call: int) -> Any:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(channel, "_outcome", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.all_reduce(large, codec="int8")
+
+    with fleet(tmp_path) as run:
+        run.form("a")
+        with callers(run, "a") as trainers:
+            trainers.meet()
+            for turn in range(2, 8):
+                trainers.each_own({"a": is_given_up})
+                mine = np.full(10, turn, np.float32)
+                found = trainers.each_own({"a": lambda s, mine=mine: s.all_reduce(mine)})["a"]
+                assert found.value.tolist() == [float(turn)] * 10
+
+
 OPS = {
     "mean": lambda parts: np.mean(parts, axis=0),
     "sum": lambda parts: np.sum(parts, axis=0),

@@ -54,6 +54,7 @@ DIRECTED = {
     ),
     "calls": (
         "a_straggler_is_told_once_and_is_in_the_next_one",
+        "an_attester_that_has_voted_is_not_asked_again",
         "who_missed_the_commit_hears_that_it_missed_the_round",
     ),
     "crossing_words": (

@@ -251,9 +251,21 @@ def test_an_asynchronous_run_repeats_only_what_the_log_shows_in_no_round(
     here = Waiting(run, mine, now=8, last=8)
     repeats = here.trainer.submissions = cast(Any, Repeats())
     here.trainer.awaiting[0], here.trainer.since[0] = 7, since
-    here.trainers.tell(ev.TellTrainer(told, 8, 1))
+    here.trainers.tell(ev.TellTrainer(told, 8, 1), 7)
     assert repeats.heard == [(kind if is_logged else told, is_logged)]
     assert here.kinds() == ([kind] if is_logged else [])
+
+
+def test_a_call_that_was_given_up_does_not_answer_the_next_one(run: TinyRun) -> None:
+    """Its round is told of once it is applied, and the trainer may call again meanwhile."""
+    here = Waiting(run, 7, now=7, last=7)
+    here.trainer.awaiting[0] = 7
+    told, call = ev.TellTrainer("committed", 7, 1), here.trainers.awaited_call(0)
+    here.trainer.awaiting[0] = 8
+    here.trainers.tell(told, call)
+    assert (here.heard, here.trainer.awaiting) == ([], {0: 8})
+    here.trainers.tell(told, here.trainers.awaited_call(0))
+    assert [outcome["call"] for outcome in here.heard] == [8]
 
 
 @pytest.mark.parametrize("deltas", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from harness.cluster import Cluster, Host, peer_id
 from harness.values import giver_of
 
@@ -219,6 +221,27 @@ def test_who_trains_nothing_attests_an_all_reduce_and_copies_nothing() -> None:
     assert not fetched
     assert not cluster.noted("unsynced")
     assert {host.round for host in cluster.living()} == {cluster.committed}
+
+
+def test_an_attester_that_has_voted_is_not_asked_again() -> None:
+    """Four of seven votes are needed, and the others have not heard that there is something."""
+    cluster = formed("abcdefg", dict.fromkeys("abcdefg", SUM))
+    for name in "cdefg":
+        cluster.detach(name)
+    cluster.until_round("abcdefg", 3)
+    asked: Counter[str] = Counter()
+
+    def hold(source: bytes, peer: bytes, message: object) -> bool:
+        name = cluster.hosts[peer].name
+        if isinstance(message, Notice):
+            asked[name] += 1
+        return isinstance(message, Notice) and name != "c"
+
+    cluster.hold = hold
+    cluster.until(lambda: asked["d"] >= 3)
+    assert asked["c"] <= asked["d"] - 2
+    cluster.hold = lambda source, peer, message: False
+    cluster.until_round("abcdefg", 2)
 
 
 def test_a_coordinator_without_a_trainer_commits_what_others_hold() -> None:
