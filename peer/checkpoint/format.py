@@ -51,6 +51,7 @@ ADDED: dict[int, frozenset[str]] = {2: frozenset({"min_trainers"})}
 # A blob of 512 KiB as base64 and 1024 members of 70 characters come to 0.8 MiB.
 MANIFEST_BYTES_MAX = 1 << 20
 VERSION_CHARACTERS_MAX = 64
+UNIX_S_MAX = 253_402_300_799  # the end of the year 9999: datetime has no later second
 _NUMBERS_END = 1 << 63
 _HASH_FIELDS = ("lineage", "chain", "digest", "root", "file_sha256", "peer")
 _OTHER_FIX = "name another checkpoint; the one before is kept"
@@ -113,6 +114,8 @@ class CheckpointManifest:
         _ = self.rules
         if len(self.version) > VERSION_CHARACTERS_MAX:
             raise ValueError("the version of atoll is a long story")
+        if self.unix_s > UNIX_S_MAX:
+            raise ValueError("it says that it was written after the year 9999")
 
     @property
     def rules(self) -> Rules:

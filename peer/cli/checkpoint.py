@@ -107,7 +107,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _describe(checkpoint: Checkpoint) -> str:
     from atoll.optim.run_spec import parse_blob
-    from atoll.peer.membership.view import short
+    from atoll.peer.membership.view import plain, short
 
     manifest = checkpoint.manifest
     spec, parameters = parse_blob(manifest.blob)
@@ -122,7 +122,7 @@ def _describe(checkpoint: Checkpoint) -> str:
         "lineage": manifest.lineage.hex(),
         "members": f"{len(manifest.members)} in view {manifest.view}: {names}",
         "writer": f"{short(manifest.peer)}, incarnation {manifest.incarnation}",
-        "time": f"{written}, atoll {manifest.version}",
+        "time": f"{written}, atoll {plain(manifest.version)}",
         "size": f"{manifest.file_bytes:,} bytes, {manifest.chunks} chunks",
         "parameters": f"{parameters.elements:,} in {len(parameters.parameters)} tensors",
     }
@@ -140,7 +140,9 @@ def _export(parsed: argparse.Namespace) -> int:
 
     def export(checkpoint: Checkpoint) -> Path:
         manifest = checkpoint.manifest
-        out = Path(parsed.out or f"{manifest.run}-{manifest.round}.safetensors")
+        out = Path(parsed.out or ".")
+        if out.is_dir():
+            out /= f"{manifest.run}-{manifest.round}.safetensors"
         export_parameters(checkpoint, out)
         return out
 

@@ -156,7 +156,7 @@ def _demo(parsed: argparse.Namespace) -> int:
     options = DemoOptions(
         peers=parsed.peers,
         rounds=parsed.rounds,
-        data=parsed.data,
+        data=os.path.abspath(parsed.data) if parsed.data is not None else None,
         chaos=not parsed.no_chaos,
         plain=parsed.plain or not sys.stdout.isatty(),
     )

@@ -93,7 +93,7 @@ def _listed(parsed: argparse.Namespace, defaults: HostDefaults) -> RunSketch:
     if path.stat().st_size > FILE_BYTES_MAX:
         raise ConfigError(f"{path} is larger than {FILE_BYTES_MAX:,} bytes: no list of hosts")
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # Excel writes a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text: {error.reason}") from error
     return sketch_of_list(text, parsed.parameters, defaults, is_csv=path.suffix == ".csv")

@@ -299,7 +299,7 @@ def _file(chosen: str | None, home: Path) -> Path | None:
     if chosen is not None:
         return Path(chosen).expanduser().absolute()
     for path in (Path.cwd() / FILE, home / FILE):
-        if path.is_file():
+        if os.path.isfile(path):  # not where this user may not look: `sudo -u atoll` in /root
             found = path.stat()
             if found.st_uid not in (0, os.getuid()) or found.st_mode & stat.S_IWOTH:
                 what = f"{path} is another user's, or every user can write it"

@@ -43,7 +43,7 @@ TAIL_LINES = 8
 class DemoOptions:
     peers: int = 3
     rounds: int = 24
-    data: str | None = None  # folder of UTF-8 text; None: the Python library's source
+    data: str | None = None  # absolute, folder of UTF-8 text; None: the Python library's source
     chaos: bool = True
     plain: bool = False
 

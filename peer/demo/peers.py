@@ -24,16 +24,26 @@ from atoll.peer.net.identity import socket_path, write_atomic
 GRACE_S = 2.0  # after an interrupt, for a daemon's leave; then SIGKILL
 TAIL_BYTES = 4096  # of a child's output, for an error message
 STEP_S = 0.02
+KEPT_VARIABLE = "ATOLL_KERNELS"  # says how this machine computes, and not what a daemon does
 
 
 class Child:
-    """Run one process. Its own session keeps the terminal's Ctrl+C for the demo alone."""
+    """Run one process, in the folder of its log.
+
+    Neither the user's ATOLL_* variables nor an atoll.toml in the folder where the user works are
+    meant for it. Its own session keeps the terminal's Ctrl+C for the demo alone.
+    """
 
     def __init__(self, name: str, module: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
         self.log = log
+        environment = {
+            variable: value
+            for variable, value in os.environ.items()
+            if not variable.startswith("ATOLL_") or variable == KEPT_VARIABLE
+        }
         # Numpy's thread pools would fight over the cores that all children share.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -41,6 +51,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                cwd=log.parent,
                 start_new_session=True,
             )
         self.pid = self._process.pid

@@ -85,14 +85,17 @@ def look_at_home(path: Path, run: str) -> FolderFacts:
     """Return the facts about a home, which is left as it is, or not there, as before."""
     taken_bytes = _taken_bytes(path / CHECKPOINT_FOLDER, run)
     found = replace(look_at_folder(path), taken_bytes=taken_bytes)
-    if not (path / "identity.key").exists():
-        return found
     try:
-        Home.open(path).close()
+        if (path / "identity.key").exists():
+            Home.open(path).close()
     except HomeInUseError:
         return replace(found, daemon=True)
     except ConfigError as error:
         return replace(found, problem=error.what, fix=error.fix)
+    except OSError as error:
+        problem = f"{path} cannot be read: {(error.strerror or 'failed').lower()}"
+        fix = "run atoll as the user whose home it is, or choose a folder of yours with --home"
+        return replace(found, problem=problem, fix=fix)
     return found
 
 
@@ -102,11 +105,15 @@ def look_at_checkpoints(path: Path, run: str) -> FolderFacts:
 
 
 def _taken_bytes(path: Path, run: str) -> int:
-    """Return the bytes that the checkpoints of a run take in a folder."""
+    """Return the bytes that the checkpoints of a run take in a folder, as far as can be seen."""
     from atoll.peer.checkpoint.reader import STATE_FILE, candidates
 
     taken_bytes = 0
-    for checkpoint in candidates(path, run) if run and path.is_dir() else ():
+    try:
+        checkpoints = candidates(path, run) if run else []
+    except OSError:  # it is not there, or another user's
+        return taken_bytes
+    for checkpoint in checkpoints:
         with contextlib.suppress(OSError):  # not whole
             taken_bytes += (checkpoint / STATE_FILE).stat().st_size
     return taken_bytes

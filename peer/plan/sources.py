@@ -41,6 +41,7 @@ NEEDED: Final = ("name", "up_mbit", "down_mbit", "rtt_ms")
 LINK_FIELDS: Final = ("between", "mbit", "rtt_ms")
 BYTES_PER_MBIT: Final = 1e6 / 8
 ROWS_JUDGED: Final = 20  # of each peer: enough that one late round decides nothing
+_NO_RATE: Final = "a link has more than 0 Mbit/s"
 EXAMPLE: Final = "name,up_mbit,down_mbit,rtt_ms,step_s"
 
 
@@ -108,7 +109,7 @@ def _check(row: dict[str, Any]) -> None:
     for field in row.keys() - {"name"}:
         row[field] = _number(row[field], f"{name}: {field}")
     if row["up_mbit"] <= 0 or row["down_mbit"] <= 0:
-        raise ConfigError(f"{name}: a link has more than 0 Mbit/s")
+        raise ConfigError(f"{name}: {_NO_RATE}")
 
 
 def _number(value: Any, what: str) -> float:
@@ -147,7 +148,10 @@ def _network(
             if "rtt_ms" in link:
                 latency_s[way] = _number(link["rtt_ms"], "rtt_ms of a link") / 2e3
             if "mbit" in link:
-                pair[way] = _number(link["mbit"], "mbit of a link") * BYTES_PER_MBIT
+                mbit = _number(link["mbit"], "mbit of a link")
+                if mbit <= 0:
+                    raise ConfigError(f"{names[one]} to {names[other]}: {_NO_RATE}")
+                pair[way] = mbit * BYTES_PER_MBIT
     return measured(
         len(rows),
         up=[float(row["up_mbit"]) * BYTES_PER_MBIT for row in rows],

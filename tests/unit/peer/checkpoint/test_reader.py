@@ -26,6 +26,7 @@ from atoll.optim.run_spec import MOMENTUM_CODECS, RunSpec
 from atoll.peer.checkpoint.format import (
     HEADER_BYTES_MAX,
     MANIFEST_BYTES_MAX,
+    UNIX_S_MAX,
     StateLayout,
     header_bytes,
     parse_manifest,
@@ -309,6 +310,10 @@ def test_each_reason_has_its_own_sentence(made: Made, copy: Path, tmp_path: Path
     assert "cannot be read: No such file" in refusal(tmp_path / "nowhere" / "at-all")
     assert "belongs to run demo, not other" in refusal(copy, run="other")
     assert "did not know the secret" in refusal(copy, secret=b"x" * 32)
+    made.edit(copy, unix_s=UNIX_S_MAX + 1)
+    assert "written after the year 9999" in refusal(copy)
+    made.edit(copy, unix_s=UNIX_S_MAX)
+    assert "has a wrong signature" in refusal(copy)
     made.edit(copy, format_version=4)
     assert "has format 4; this version of atoll reads 3" in refusal(copy)
     made.edit(copy, format_version=1, format="tar")

@@ -6,19 +6,21 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from harness.tinyrun import PARAMETERS, TinyRun
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import load_file
 
-from atoll.peer.checkpoint.format import export_header
-from atoll.peer.checkpoint.reader import STATE_FILE, read_manifest
+from atoll.peer.checkpoint.format import UNIX_S_MAX, export_header, render_manifest
+from atoll.peer.checkpoint.reader import MANIFEST_FILE, STATE_FILE, read_manifest
 from atoll.peer.checkpoint.writer import CheckpointWriter
 from atoll.peer.cli.checkpoint import CASTS
 from atoll.peer.cli.main import main
@@ -97,6 +99,21 @@ def test_inspect_says_what_it_is(
         "scale: scalar float64",
     ):
         assert fact in text, fact
+
+
+def test_what_a_stranger_has_signed_cannot_move_the_cursor(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, key = newest(folder), Ed25519PrivateKey.generate()
+    signed = replace(
+        read_manifest(path),
+        peer=key.public_key().public_bytes_raw(),
+        version="\x1b[2J1.0\n",
+        unix_s=UNIX_S_MAX,
+    )
+    (path / MANIFEST_FILE).write_bytes(render_manifest(signed, SECRET, key.sign))
+    assert main(["checkpoint", "inspect", str(path)]) == 0
+    assert "\ntime        9999-12-31 23:59:59 UTC, atoll ?[2J1.0?\n" in capsys.readouterr().out
 
 
 def test_verify_says_ok_or_why_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,6 +239,16 @@ def test_an_export_has_a_name_of_its_own(
     monkeypatch.chdir(tmp_path)
     assert main(["checkpoint", "export", str(newest(folder))]) == 0
     assert (tmp_path / "demo-3.safetensors").exists()
+
+
+@pytest.mark.parametrize("out", [".", "..", "models/", "models"])
+def test_an_export_into_a_folder_has_a_name_of_its_own(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
+) -> None:
+    (tmp_path / "here" / "models").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["checkpoint", "export", str(newest(folder)), "--out", out]) == 0
+    assert Path(out, "demo-3.safetensors").is_file()
 
 
 def test_an_export_that_fails_leaves_what_was_there(

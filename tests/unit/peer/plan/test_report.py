@@ -72,6 +72,14 @@ def test_a_list_that_is_not_there_is_said(
     assert "docs/choosing.md has an example" in said
 
 
+def test_a_list_may_begin_with_a_byte_order_mark(
+    hosts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts.write_text(LIST, "utf-8-sig")  # as Excel writes it
+    assert main.main(["plan", "--links", str(hosts), "--parameters", "124M"]) == 0
+    assert "home" in capsys.readouterr().out
+
+
 def test_without_a_daemon_a_list_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def test_what_is_wrong_with_a_list_is_said(text: str, words: str) -> None:
         (TOML.replace('"lab", "home"', '"lab", "lab"'), "between two hosts"),
         (TOML.replace('"lab", "home"', '"lab", "moon"'), "between two hosts"),
         (TOML.replace("mbit = 8", "rate = 8"), "between two hosts"),
+        (TOML.replace("mbit = 8", "mbit = 0"), "lab to home: a link has more than 0 Mbit/s"),
     ],
 )
 def test_what_is_wrong_with_tables_is_said(text: str, words: str) -> None:
