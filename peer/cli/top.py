@@ -26,7 +26,9 @@ QUIT_KEYS = ("q", "Q", "\x03", "\x04")
 
 
 def print_once(home: str | None, goal: RunGoal) -> int:
-    """Print one screen as plain text."""
+    """Print one screen as plain text, in whatever encoding the output has."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # the table's line is in few of them
     print(plain_screen(_look(home, goal), shutil.get_terminal_size(PLAIN_SIZE).columns))
     return 0
 

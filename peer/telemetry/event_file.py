@@ -22,6 +22,8 @@ FILE_BYTES_MAX = 16 << 20
 FILES_KEPT = 6  # 80 MiB and more: eight hours of twenty peers, with a round every five seconds
 FREE_BYTES_MIN = 64 << 20  # on the disk: what is left is for rounds and checkpoints
 LOOK_EVERY_BYTES = 1 << 20  # how much is written between two looks at the disk
+LOOK_EVERY_S = 10.0  # while nothing is written: soon after there is room, and a look costs little
+UNIX_S_MAX = 253_402_300_799.0  # the end of the year 9999: calendars of Python go no further
 LINE_BYTES_MAX = 64 << 10
 FOLLOW_PAUSE_S = 0.2
 ENCODE = json.JSONEncoder(
@@ -38,6 +40,7 @@ class EventFile:
         self._file: int | None = None
         self._bytes = self._until_look = 0
         self._is_silent = False  # it was said that nothing is written
+        self._look_s = 0.0  # while silent: when the disk is looked at again
         self._open()
 
     def append(self, event: dict[str, Any]) -> None:
@@ -52,6 +55,7 @@ class EventFile:
                 self._open()
             if self._file is not None:
                 self._bytes += os.write(self._file, line)
+                self._is_silent = False
         except OSError as error:
             self._fail(f"cannot write events to {self.path}: {error.strerror}")
 
@@ -81,10 +85,15 @@ class EventFile:
         self._open()
 
     def _has_room(self, nbytes: int) -> bool:
-        """Return whether the disk has enough for others, too; looked at now and then."""
+        """Return whether the disk has enough for others, too; looked at now and then.
+
+        While nothing is written, that is by time: what is dropped says little about the disk.
+        """
         self._until_look -= nbytes
-        if self._until_look > 0:
-            return not self._is_silent
+        if self._is_silent and time.monotonic() < self._look_s:
+            return False
+        if not self._is_silent and self._until_look > 0:
+            return True
         self._until_look = LOOK_EVERY_BYTES
         try:
             disk = os.statvfs(self.path.parent)
@@ -98,10 +107,10 @@ class EventFile:
                 f" from {FREE_BYTES_MIN / 1e6:.0f} MB: the rest is for rounds and checkpoints"
             )
             return False
-        self._is_silent = False
         return True
 
     def _fail(self, text: str) -> None:
+        self._look_s = time.monotonic() + LOOK_EVERY_S
         if not self._is_silent:
             self._is_silent = True
             self._say(text)
@@ -119,6 +128,11 @@ def _ends_a_line(path: Path) -> bool:
 
 
 # ---------------------------------------------------------------- reading
+
+
+def is_time(value: Any) -> bool:
+    """Return whether a value is a time that every program which reads events can show."""
+    return isinstance(value, int | float) and 0 <= value <= UNIX_S_MAX
 
 
 def files_of(path: Path) -> list[Path]:
@@ -183,4 +197,4 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
         return None
-    return event if isinstance(event.get("unix_s"), int | float) else None
+    return event if is_time(event.get("unix_s")) else None

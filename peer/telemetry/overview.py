@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile, pairwise
 from statistics import mean
 from typing import Any
 
@@ -210,18 +211,27 @@ def _took_s(rows: Sequence[Row]) -> float:
 
 def _tokens_until(goal: float, rows: dict[str, list[Row]], now_unix_s: float) -> str:
     name = f"{goal:,.0f} tokens"
-    told = [each for each in rows.values() if "tokens" in each[-1]]
+    told = [each for each in map(_since_told, rows.values()) if each]
     if not told:
         return f"{name}: no trainer tells its tokens; call outer.count(tokens) before each step"
-    seen, speed = sum(e[-1]["tokens"] for e in told), sum(map(_tokens_per_s, told))
-    return _until(name, goal, seen, speed, now_unix_s)
+    seen = sum(each[0]["tokens"] + _tokens_grown(each) for each in told)
+    return _until(name, goal, seen, sum(map(_tokens_per_s, told)), now_unix_s)
+
+
+def _since_told(rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows from the first one on that tells tokens."""
+    return list(dropwhile(lambda row: "tokens" not in row, rows))
+
+
+def _tokens_grown(rows: Sequence[Row]) -> float:
+    """Return how many tokens were seen over these rows: a total that fell has begun anew."""
+    totals = [float(row["tokens"]) for row in rows if "tokens" in row]
+    return sum(now - before if now >= before else now for before, now in pairwise(totals))
 
 
 def _tokens_per_s(rows: Sequence[Row]) -> float:
     span_s = _span_s(rows)
-    if span_s <= 0 or "tokens" not in rows[0]:
-        return 0.0
-    return max(0.0, _of(rows[-1], "tokens") - _of(rows[0], "tokens")) / span_s
+    return _tokens_grown(rows) / span_s if span_s > 0 else 0.0
 
 
 def _until(name: str, goal: float, now: float, speed: float, now_unix_s: float) -> str:

@@ -102,7 +102,11 @@ class RowReporter:
         is_clean = (phase, error) == (row.phase, row.error)
         clean = row if is_clean else replace(row, phase=phase, error=error)
         if self.table.add(peer, clean, time.monotonic()):
-            self._record(plain_row(peer, clean))
+            self._write_down(peer, clean)
+
+    def _write_down(self, peer: bytes, row: RoundRow) -> None:
+        """Record a row with when it was heard here: ``unix_s`` is of the other peer's clock."""
+        self._record(plain_row(peer, row) | {"heard_unix_s": round(time.time(), 3)})
 
     def close(self) -> None:
         if self._timer is not None:
@@ -121,7 +125,7 @@ class RowReporter:
         self._sent_s = time.monotonic()
         row = self._row(pending)
         self.table.add(self._me, row, self._sent_s)
-        self._record(plain_row(self._me, row))
+        self._write_down(self._me, row)
         for peer in self._daemon.link_peers():
             self._daemon.send(peer, row)
 

@@ -23,6 +23,7 @@ from typing import Annotated, Any
 from atoll.peer.membership.view import MEMBERS_MAX, short
 from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.net.wire import Within, message
+from atoll.peer.telemetry.event_file import is_time
 
 # Some rounds take milliseconds, and a person reads no more. Where rounds take a second, and 0.1 s
 # of a processor, a row for each is 1.3 % of that, and one for two of them 0.9 %.
@@ -108,7 +109,9 @@ class RoundRow:
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last:
             raise ValueError("a row is of rounds in order")
-        times = (self.unix_s, self.took_s, self.compute_s, self.wait_s, self.exchange_s)
+        if not is_time(self.unix_s):
+            raise ValueError(f"a row is of a time from 1970 to 9999, not {self.unix_s}")
+        times = (self.took_s, self.compute_s, self.wait_s, self.exchange_s)
         counts = (*self.sent, *self.received, self.up, self.down, self.peers, self.attempts)
         _check((*times, self.predicted_s, self.memory_bytes, *counts))
         for figure in (self.loss, self.heldout_loss, self.tokens, self.steps):

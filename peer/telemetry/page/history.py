@@ -5,8 +5,9 @@ looks at reads nothing. What is kept is bounded, however long the run is: sums o
 in LEVELS of rising width, the last rows of each peer, the last events of each kind. A daemon that
 was started again reads what the one before has written.
 
-Rows bear the time of the peer that sent them, whose clock may be wrong. What is further from this
-daemon's own events than SKEW_MAX_S counts as of the time of the last of these.
+Rows bear the time of the peer that sent them, whose clock may be wrong. One that is further than
+SKEW_MAX_S from when it was heard here counts as of then. Files of earlier versions do not say when
+that was: it was after this daemon's event before it, and is over.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import operator
 import os
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from atoll.peer.net.byte_counts import PURPOSES
-from atoll.peer.telemetry.event_file import LINE_BYTES_MAX, files_of
+from atoll.peer.telemetry.event_file import LINE_BYTES_MAX, files_of, is_time
 from atoll.peer.telemetry.findings import last_of, present, who_is_slow
 
 LEVELS = ((5.0, 720), (60.0, 1440), (900.0, 672))  # width_s, buckets kept: an hour, a day, a week
@@ -143,7 +145,7 @@ class History:
         self._lock = threading.Lock()
         self._file: BinaryIO | None = None
         self._rest = b""
-        self._own_s = 0.0  # the time of this daemon's last event
+        self._own_s = 0.0  # of this daemon's clock, when the last line was written that tells it
         self._peers: dict[str, _Peer] = {}
         self._run = _Levels()
         self._events: dict[str, deque[tuple[float, bytes]]] = {}
@@ -250,7 +252,7 @@ class History:
         for line in self._new_lines():
             try:
                 event = decode(line.decode())
-                kind, moment = event["kind"], float(event["unix_s"])
+                kind, moment = event["kind"], _time(event["unix_s"])
                 if kind == "row":
                     self._add_row(event, moment)
                 else:
@@ -292,7 +294,7 @@ class History:
             return None
 
     def _add_event(self, kind: str, moment: float, line: bytes) -> None:
-        self._own_s = moment
+        self._note_own_time(moment)
         self._note_time(moment)
         known = self._events.get(kind)
         if known is None:
@@ -302,7 +304,11 @@ class History:
         known.append((moment, line))
 
     def _add_row(self, row: dict[str, Any], moment: float) -> None:
-        if self._own_s and abs(moment - self._own_s) > SKEW_MAX_S:
+        latest_s = time.time()
+        if "heard_unix_s" in row:
+            latest_s = _time(row.pop("heard_unix_s"))
+            self._note_own_time(latest_s)
+        if self._own_s and not self._own_s - SKEW_MAX_S <= moment <= latest_s + SKEW_MAX_S:
             moment = self._own_s
         row["unix_s"] = moment
         sent, received = _byte_counts(row, "sent"), _byte_counts(row, "received")
@@ -318,9 +324,9 @@ class History:
         peer.sent = list(map(operator.add, peer.sent, sent))
         peer.received = list(map(operator.add, peer.received, received))
         self._has_steps |= "steps" in row
-        peers = int(row.get("peers", 0))
+        steps, peers = peer.grown(row, "steps"), int(row.get("peers", 0))
         if peers > 1:  # a ring: each sends all but its own share, twice, in float32
-            self._per_parameter += peer.grown(row, "steps") * 4 * 2 * (peers - 1) / peers
+            self._per_parameter += steps * 4 * 2 * (peers - 1) / peers
         if row.get("links"):
             peer.links = row.pop("links")
         peer.rounds.append(row)
@@ -328,15 +334,17 @@ class History:
             row.setdefault("heldout_loss", peer.last["heldout_loss"])
         peer.last = row
 
-    def _note_time(self, moment: float) -> None:
-        """Note how far the history goes: no further than the last event of this daemon and rows.
+    def _note_own_time(self, own_s: float) -> None:
+        """Note the time of this daemon's clock; the history goes no further than that and rows.
 
         So it comes back where a clock was ahead and is right again.
         """
+        self._own_s = own_s
+        self._newest_s = min(self._newest_s, own_s + SKEW_MAX_S)
+
+    def _note_time(self, moment: float) -> None:
         self._oldest_s = min(self._oldest_s, moment) if self._oldest_s else moment
         self._newest_s = max(self._newest_s, moment)
-        if self._own_s:
-            self._newest_s = min(self._newest_s, self._own_s + SKEW_MAX_S)
 
 
 SHOWN_OF_ROUNDS = (
@@ -355,6 +363,13 @@ SHOWN_OF_ROUNDS = (
     "tokens",
     "steps",
 )
+
+
+def _time(value: Any) -> float:
+    """Return a time of a line; raise ValueError for what is none."""
+    if not is_time(value):
+        raise ValueError(f"{value} is no time")
+    return float(value)
 
 
 def _byte_counts(row: dict[str, Any], name: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_a_line_that_was_cut_off_costs_itself_only(tmp_path: Path, cut: int) -> 
 def test_what_is_no_event_is_skipped(tmp_path: Path) -> None:
     lines = [b"", b"{", b"[1]", b"3", b'{"kind": 3, "unix_s": 1}', b'{"kind": "a"}', b"\xff\xfe"]
     lines += [b'{"kind": "a", "unix_s": "x"}', json.dumps(of(5)).encode(), b"x" * (1 << 17)]
+    lines += [b'{"kind": "row", "unix_s": %b}' % time for time in (b"1e18", b"-1", b"NaN")]
     (tmp_path / EVENTS_FILE).write_bytes(b"\n".join(lines))
     assert numbers(tmp_path) == [5]
 
@@ -77,7 +79,8 @@ def test_a_disk_that_is_nearly_full_is_left_to_others_and_that_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = {"blocks": 10}
-    monkeypatch.setattr(event_file, "LOOK_EVERY_BYTES", 1)
+    clock = {"now_s": 100.0}
+    monkeypatch.setattr(event_file.time, "monotonic", lambda: clock["now_s"])
     monkeypatch.setattr(
         event_file.os,
         "statvfs",
@@ -91,6 +94,32 @@ def test_a_disk_that_is_nearly_full_is_left_to_others_and_that_is_said_once(
     assert "MB free; events are written from 67 MB" in said[0]
     assert numbers(tmp_path) == []
     free["blocks"] = 1 << 30
+    file.append(of(6))
+    assert numbers(tmp_path) == []
+    clock["now_s"] += event_file.LOOK_EVERY_S
+    file.append(of(7))
+    file.append(of(8))
+    file.close()
+    assert numbers(tmp_path) == [7, 8]
+
+
+def test_a_write_that_fails_is_tried_again_after_a_time_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = {"now_s": 100.0}
+    monkeypatch.setattr(event_file.time, "monotonic", lambda: clock["now_s"])
+    said: list[str] = []
+    file = opened(tmp_path, said)
+
+    def refuse(descriptor: int, line: bytes) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(event_file.os, "write", refuse)
+        for number in range(5):
+            file.append(of(number))
+            clock["now_s"] += event_file.LOOK_EVERY_S
+    assert said == [f"cannot write events to {file.path}: Disk quota exceeded"]
     file.append(of(7))
     file.close()
     assert numbers(tmp_path) == [7]

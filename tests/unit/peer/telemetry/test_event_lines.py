@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.telemetry.event_file import UNIX_S_MAX
 from atoll.peer.telemetry.event_lines import chosen, event_line, moment
 
 NOW = time.mktime((2026, 11, 26, 14, 30, 0, 0, 0, -1))
@@ -76,6 +77,13 @@ def test_lines() -> None:
         " wait 0.2 for 4547bf59)  4.1 MB sent  loss 2.312"
     )
     assert event_line(ROW | {"heldout_loss": 2.75}).endswith("  loss 2.312  held-out 2.75")
+
+
+def test_the_last_time_that_a_row_may_have_is_a_line() -> None:
+    assert event_line(ROW | {"unix_s": UNIX_S_MAX})[:4] in (
+        "9999",
+        "1000",
+    )  # by this machine's zone
 
 
 def test_files_of_others_move_no_cursor() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 from harness.telemetry_samples import NAMES, NOW, SLOW, rows, status
 
+from atoll.peer.cli import top
 from atoll.peer.telemetry.event_file import EVENTS_FILE
 from atoll.peer.telemetry.overview import RunGoal, overview
 from atoll.peer.telemetry.page.history import History
@@ -75,6 +78,30 @@ def test_when_it_is_done() -> None:
     assert done(RunGoal(tokens=1e6), rows()).endswith("tokens: reached")
     silent = [{k: v for k, v in row.items() if k != "tokens"} for row in rows()]
     assert "no trainer tells its tokens" in overview(status(), silent, NOW, RunGoal(tokens=1e9)).eta
+
+
+def test_tokens_of_a_trainer_that_was_started_again_go_on() -> None:
+    """It counts from 0 then; what it had counted before stays counted."""
+    found = rows(5)[::3]  # of one trainer
+    for row, total in zip(found, (8e8, 9e8, 0.0, 1e8, 2e8), strict=True):
+        row["tokens"] = total
+    del found[2]["tokens"]  # rows do not tell a total of 0
+    assert overview(status(), found, NOW, RunGoal(tokens=1.1e9)).eta.endswith("tokens: reached")
+    # 1.1e9 are seen, of which 3e8 in the 16 s of these rows.
+    said = overview(status(), found, NOW, RunGoal(tokens=1.4e9)).eta
+    assert said.startswith("1,400,000,000 tokens in 16 s")
+
+
+def test_a_screen_is_printed_whatever_the_encoding_of_the_output_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = overview(status(), rows(), NOW)
+    monkeypatch.setattr(top, "_look", lambda home, goal: shown)
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "latin-1", write_through=True))
+    assert top.print_once(None, RunGoal()) == 0
+    assert b"run demo, round 41" in output.getvalue()
+    assert NAMES[3].encode() in output.getvalue()
 
 
 @pytest.mark.parametrize(("since_s", "stands"), [(11, False), (13, True), (90, True)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -230,11 +232,61 @@ def test_who_has_a_wrong_clock_is_shown_at_the_time_of_this_daemon(
     file, history = opened(tmp_path), look()
     file.append(event(BEGUN_S, kind="round"))
     file.append(row("a", 1, BEGUN_S + 1))
-    file.append(row("b", 1, BEGUN_S + 86400))
+    file.append(row("b", 1, BEGUN_S + 86400, heard_unix_s=BEGUN_S + 2))
+    file.append(row("c", 1, BEGUN_S - 86400, heard_unix_s=BEGUN_S + 3))
     file.close()
     found = history.summary(0.0, 10)
+    assert (found["oldest_unix_s"], found["newest_unix_s"]) == (BEGUN_S, BEGUN_S + 3)
+    assert [found["rounds"][peer][0]["unix_s"] - BEGUN_S for peer in "abc"] == [1, 2, 3]
+    assert "heard_unix_s" not in found["last"]["b"]
+
+
+@pytest.mark.parametrize("tells_heard", [True, False], ids=["of now", "of an earlier version"])
+@pytest.mark.parametrize("has_own_lines", [True, False], ids=["a trainer", "an archive"])
+def test_rounds_of_a_minute_are_shown_when_they_were(
+    tmp_path: Path, look: Look, *, has_own_lines: bool, tells_heard: bool
+) -> None:
+    """Also where another's row comes before this daemon's own line, or it has none of rounds."""
+    file, history = opened(tmp_path), look()
+    file.append(event(BEGUN_S))
+    for number in range(1, 8):
+        moment = BEGUN_S + 60 * number
+        heard = {"heard_unix_s": moment + 0.1} if tells_heard else {}
+        file.append(row("a", number, moment, **heard))
+        if has_own_lines:
+            file.append(event(moment + 0.5, kind="round"))
+    file.close()
+    found = history.summary(0.0, 100)
+    times = [known["unix_s"] - BEGUN_S for known in found["rounds"]["a"]]
+    assert times == [60 * number for number in range(1, 8)]
+    assert found["newest_unix_s"] == pytest.approx(BEGUN_S + 420, abs=1)
+    assert sum(found["series"]["sent"][0]) == 700
+
+
+def test_in_an_old_file_a_row_of_the_future_counts_as_of_the_event_before_it(
+    tmp_path: Path, look: Look
+) -> None:
+    file, history = opened(tmp_path), look()
+    file.append(event(BEGUN_S))
+    file.append(row("a", 1, time.time() + 86400))
+    file.append(row("b", 1, BEGUN_S - 86400))
+    file.close()
+    found = history.summary(0.0, 10)
+    assert [found["rounds"][peer][0]["unix_s"] for peer in "ab"] == [BEGUN_S, BEGUN_S]
+    assert found["newest_unix_s"] == BEGUN_S
+
+
+def test_a_line_of_no_time_is_passed_over(tmp_path: Path, look: Look) -> None:
+    file, history = opened(tmp_path), look()
+    for unix_s in (1e18, -1.0, math.nan, math.inf):
+        file.append(event(unix_s))
+        file.append(row("a", 1, unix_s))
+        file.append(row("a", 1, BEGUN_S, heard_unix_s=unix_s))
+    file.append(row("b", 2, BEGUN_S + 1))
+    file.close()
+    found = history.summary(0.0, 10)
+    assert list(found["rounds"]) == ["b"]
     assert found["newest_unix_s"] == BEGUN_S + 1
-    assert found["rounds"]["b"][0]["unix_s"] == BEGUN_S
 
 
 def test_the_cost_of_all_reduces_follows_from_the_steps(tmp_path: Path, look: Look) -> None:
@@ -249,6 +301,15 @@ def test_the_cost_of_all_reduces_follows_from_the_steps(tmp_path: Path, look: Lo
     # Two peers: each sends half of the gradients twice, 4 bytes per parameter and step.
     assert found["all_reduce_bytes_per_parameter"] == 4 * (100 + 30)
     assert found["totals"]["a"]["tokens"] == 2300.0
+
+
+def test_steps_done_alone_are_none_of_an_all_reduce(tmp_path: Path, look: Look) -> None:
+    file = opened(tmp_path)
+    told = ((2, 10.0), (2, 110.0), (1, 5000.0), (1, 10000.0), (2, 10100.0))
+    for number, (peers, steps) in enumerate(told):
+        file.append(row("a", number, BEGUN_S + number, peers=peers, steps=steps))
+    file.close()
+    assert look().summary(0.0, 0)["all_reduce_bytes_per_parameter"] == 4 * (100 + 100)
 
 
 def test_a_long_history_names_its_slow_peer(tmp_path: Path, look: Look) -> None:

@@ -73,3 +73,20 @@ def test_a_row_far_ahead_of_the_run_is_dropped_unless_this_peer_is_behind() -> N
     daemon.known = None  # it joins: the others are ahead by as much as there is
     reporter.on_message(B, RoundRow(2**20, 2**20, 1e9, 1.0))
     assert [row["last"] for row in recorded] == [100 + ROUNDS_AHEAD_MAX, 2**20]
+
+
+def test_rows_are_written_down_with_when_they_were_heard_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of others and this peer's own; on the wire and in what is told that is not said."""
+    monkeypatch.setattr(reporter_module.time, "time", lambda: 2e9)
+    daemon, recorded = Reporting(), list[dict[str, Any]]()
+    reporter = RowReporter(ME, cast(Any, daemon), ByteCounts(), recorded.append)
+    daemon.heldout = [None]
+    begin: Any = SimpleNamespace(round=7, participants=(A, ME))
+    reporter.committed(begin, RoundTimes(1.0), 1, takes_part=True)
+    daemon.known = 7
+    daemon.last_round = lambda: daemon.known  # type: ignore[method-assign]
+    reporter.on_message(A, RoundRow(7, 7, 1e9, 1.0))
+    assert [(row["unix_s"], row["heard_unix_s"]) for row in recorded] == [(2e9, 2e9), (1e9, 2e9)]
+    assert not any("heard_unix_s" in row for row in reporter.table.told(1))

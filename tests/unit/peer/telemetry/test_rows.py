@@ -13,6 +13,7 @@ from atoll.peer.daemon.ipc_server import COMMAND_BYTES_MAX
 from atoll.peer.membership.view import short
 from atoll.peer.net.byte_counts import PURPOSES
 from atoll.peer.net.wire import decode, encode
+from atoll.peer.telemetry.event_file import UNIX_S_MAX
 from atoll.peer.telemetry.rows import (
     PEERS_KEPT,
     ROW_EVERY_S,
@@ -94,6 +95,10 @@ def test_a_held_out_loss_takes_bytes_only_in_the_rows_that_have_one() -> None:
     "wrong",
     [
         {"heldout_loss": math.nan},
+        {"unix_s": 1e18},
+        {"unix_s": UNIX_S_MAX + 1},
+        {"unix_s": -1.0},
+        {"unix_s": math.nan},
         {"took_s": -1.0},
         {"took_s": math.nan},
         {"exchange_s": math.inf},
