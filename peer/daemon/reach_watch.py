@@ -132,13 +132,13 @@ class ReachWatch:
         rates[self._host.peer_id] = self._relay
         return {one: float(rate) for one, rate in rates.items() if rate}
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"") -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"") -> None:
         """Avoid a relay for a while, and say so once: it has damaged what it carries.
 
-        ``said_by``: the peer that says so, and to which it is avoided then; b"": it was seen here.
+        ``peer``: on the way to whom, which may have done so itself; b"": it cannot be that.
         """
-        if self._choice.blame(relay, self._loop.time(), said_by):
-            minutes, to = FAULT_S / 60, f" to {short(said_by)}" if said_by else ""
+        if self._choice.blame(relay, self._loop.time(), peer):
+            minutes, to = FAULT_S / 60, f" to {short(peer)}" if peer else ""
             what = f"relay {short(relay)} is avoided{to} for {minutes:.0f} min: {why}"
             self._daemon.note("relay", what, peer=short(relay))
 

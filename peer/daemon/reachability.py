@@ -14,6 +14,10 @@ again now and then, other members each time, because firewalls are opened and ad
 peer that was reachable is outbound only after two such answers. A member that has dialled us by
 itself, from another network, is proof too, as long as nothing speaks against it.
 
+At which address others get through is told to everybody, who will dial it: two asked members must
+have named it, or one could have the whole run dial any machine. One is enough where nobody else
+answers: else a forwarded port would be of no use in a run that has one peer with an open port.
+
 An *outbound* peer is a full trainer: others ask it to dial where they would have dialled it. What
 others say of themselves is kept for each peer (:class:`OthersReach`), because who dials whom, who
 coordinates and what is planned depends on it. It is in no view: each change would be a new view.
@@ -157,7 +161,7 @@ class OwnReach:
     """Know whether this peer can be dialled, and say when whom to ask.
 
     ``found``: the answers that count at present; ``why``: why there is none; ``at``: the IP address
-    at which somebody has got through, "" if nobody has.
+    at which somebody has got through, "" if nobody has, or too few have named it.
     """
 
     def __init__(self) -> None:
@@ -171,6 +175,9 @@ class OwnReach:
         self._last_s = float("-inf")
         self._asking: bytes | None = None
         self._verdict: tuple[ReachTrigger, frozenset[bytes]] | None = None  # the last, said by whom
+        self._named: tuple[str, frozenset[bytes]] = "", frozenset()  # where it was dialled, by whom
+        self._askable: frozenset[bytes] = frozenset()  # who could be asked ...
+        self._mute: set[bytes] = set()  # ... and had nothing to say of it
         self._has_moved = False  # the address has changed since the question: its answer is stale
         self._ip = ""
         self._soon_s = float("inf")  # something has changed: ask then, whatever the state
@@ -192,6 +199,7 @@ class OwnReach:
 
         It is whoever was asked longest ago, of those that were never asked one of another network.
         """
+        self._askable = frozenset(one.peer for one in members)
         if self._asking is not None or not members:
             return None
         network = origin_of(own_ip).network if own_ip else ""
@@ -224,6 +232,7 @@ class OwnReach:
         self._asked_s.move_to_end(peer)
         if len(self._asked_s) > ASKED_MAX:
             self._asked_s.popitem(last=False)
+            self._mute &= self._asked_s.keys()
         self._go(ReachTrigger.ASKED)
 
     def tick(self, now_s: float) -> None:
@@ -236,13 +245,14 @@ class OwnReach:
             self.unanswered("the address of this peer has changed meanwhile")
             return
         self._asking = None
+        self._mute.discard(found.asked)
         trigger = judge_answers(found, leads_here=leads_here)
-        got_through = any(one.outcome == OK for one in found.answers)
         if trigger is ReachTrigger.UNANSWERED:
             self.why = "nobody could try the address that is advertised"
+            self._note_mute(found.asked)
         else:
             self.found, self.why = found, ""
-            self.at = found.observed if got_through else ""
+            self._note_name(found)
             self._note_verdict(trigger, found.asked)
         self._go(trigger)
 
@@ -250,8 +260,31 @@ class OwnReach:
         before, said_by = self._verdict or (trigger, frozenset[bytes]())
         self._verdict = trigger, (said_by if before is trigger else frozenset()) | {by}
 
+    def _note_name(self, found: DialledBy) -> None:
+        if not any(one.outcome == OK for one in found.answers):
+            self._named, self.at = ("", frozenset()), ""
+            return
+        before, named_by = self._named
+        named_by = named_by if before == found.observed else frozenset()
+        self._named = found.observed, named_by | {found.asked}
+        self.at = self._agreed()
+        if not self.at:
+            self._ask_soon(self._last_s)
+
+    def _note_mute(self, peer: bytes) -> None:
+        self._mute.add(peer)
+        self.at = self.at or self._agreed()  # perhaps nobody else is left to name it
+
+    def _agreed(self) -> str:
+        """Return the address that the last answers have named if they are enough, else ""."""
+        named, named_by = self._named
+        others = self._askable - self._mute - named_by
+        return named if len(named_by) >= SETTLED_BY or not others else ""
+
     def unanswered(self, why: str) -> None:
         """Note that an asking came to nothing."""
+        if self._asking is not None:
+            self._note_mute(self._asking)
         self._asking = None
         if self.found is None or self._has_moved:  # else what was found before still counts
             self.why = why
@@ -271,7 +304,7 @@ class OwnReach:
         """Note the address that this machine has on a link that it has dialled."""
         if self._ip and own_ip and own_ip != self._ip:
             self._has_moved = True
-            self._verdict = None
+            self._verdict, self._named = None, ("", frozenset())
             self._go(ReachTrigger.CHANGED)
             self._ask_soon(now_s)
         self._ip = own_ip or self._ip

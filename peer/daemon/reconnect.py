@@ -132,8 +132,8 @@ class KnownReach(Protocol):
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
         """Return through whom a peer may be reached, the best first."""
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
-        """Hear that what came through a relay was not what the other end had sent."""
+    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
+        """Hear that what came through a relay was not what the other end, a peer, had sent."""
 
 
 class Reconnector:
@@ -440,7 +440,7 @@ class Reconnector:
     def _not_through(self, route: Route, error: ConnectError | IdentityInUseError) -> None:
         """Avoid a relay that somebody else answers at; that a relay refuses is no news."""
         if isinstance(error, ConnectError) and error.stage not in (*UNREACHED, ADMISSION, ""):
-            self._reach.blame_relay(route.relay, error.what)
+            self._reach.blame_relay(route.relay, error.what, route.peer)
 
     def _say_replaced(self, peer: bytes, address: str, old: ControlLink | None) -> None:
         """Say that a link has been made that is no first one, or through whom it leads.

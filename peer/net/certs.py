@@ -117,7 +117,7 @@ def peer_id_of(tls: ssl.SSLObject) -> bytes:
         raise RemoteProtocolError("the other side showed no certificate")
     try:
         key = x509.load_der_x509_certificate(der).public_key()
-    except ValueError as error:
+    except Exception as error:  # x509.InvalidVersion, for one, is no ValueError
         raise RemoteProtocolError("the other side's certificate cannot be read") from error
     if not isinstance(key, Ed25519PublicKey):
         raise RemoteProtocolError("the other side's certificate does not hold an Ed25519 key")

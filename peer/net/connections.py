@@ -77,10 +77,10 @@ class KnownRelays(Protocol):
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
         """Return through whom a peer may be reached, the best first."""
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
         """Hear that what came through a relay was not what the other end had sent.
 
-        ``said_by``: the peer at whose end that was seen; b"" if here.
+        ``peer``: that other end, which may lie or have done it; b"": it cannot be that.
         """
 
     def observers(self) -> Sequence[Observer]:
@@ -93,7 +93,7 @@ class _NoRelays:
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
         return ()
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
         """Forget it: nobody is asked to relay yet."""
 
     def observers(self) -> Sequence[Observer]:
@@ -345,10 +345,10 @@ class ConnectionManager:
                 self.relay.on_stream_fault, peer_id, relay, what, is_damage
             )
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"") -> None:
-        """Hear that a relay has changed or lost what it carries."""
-        self._streams.avoid(relay, said_by)
-        self.known_relays.blame_relay(relay, why, said_by)
+    def blame_relay(self, relay: bytes, why: str, peer: bytes) -> None:
+        """Hear that a relay has changed or lost what it carries on the way to this peer."""
+        self._streams.avoid(relay, peer)
+        self.known_relays.blame_relay(relay, why, peer)
 
     def is_member(self, peer_id: bytes) -> bool:
         """Return whether ``peer_id`` is a member of the view that this peer is in."""
@@ -720,7 +720,7 @@ class ConnectionManager:
         peer_id = link.peer_id
         if link.relay and link.is_damaged:
             what = f"a control link to {short(peer_id)} broke: {why}"
-            self.blame_relay(link.relay, what)
+            self.blame_relay(link.relay, what, peer_id)
         if link.relay:  # else it reads as if the other end had gone
             why = f"{why} (it led through relay {short(link.relay)})"
         if self._standby.get(peer_id) is link:

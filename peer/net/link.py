@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.peer.links.tcp_info import parse
-from atoll.peer.net.address_kind import NAME, address_kind
+from atoll.peer.net.address_kind import LINK_LOCAL, NAME, address_kind
 from atoll.peer.net.byte_counts import CONTROL, ByteCounts
 from atoll.peer.net.hello import Hello
 from atoll.peer.net.invite import format_address, parse_address
@@ -163,7 +163,8 @@ class ControlLink:
         """Return where to dial the peer: where this side has, else what it advertises; "" if none.
 
         If that is of the other family of addresses it is where the peer comes from, at its port:
-        the peer has both, and this machine perhaps not.
+        the peer has both, and this machine perhaps not. But nobody can dial a link-local address
+        without its zone, which has no place in HOST:PORT.
         """
         advertised = self.dialled_address or self.hello.address
         try:
@@ -171,7 +172,8 @@ class ControlLink:
         except ConfigError:
             return advertised
         is_other = address_kind(host) != NAME and (":" in host) != (":" in self.remote_ip)
-        use_own = is_other and self.proved_ip and not self.dialled_address
+        can_dial_own = self.proved_ip and address_kind(self.remote_ip) != LINK_LOCAL
+        use_own = is_other and can_dial_own and not self.dialled_address
         return format_address(self.remote_ip, port) if use_own else advertised
 
     def close(self, *, deliver: bool = False) -> None:

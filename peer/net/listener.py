@@ -35,6 +35,7 @@ from atoll.peer.net.connection_limits import (
 from atoll.peer.net.dial import is_refusal
 from atoll.peer.net.hello import Hello, Refused
 from atoll.peer.net.invite import format_address
+from atoll.peer.net.link import defect_summary
 from atoll.peer.net.proxy import came_by_proxy
 from atoll.peer.net.punched import PunchedSocket
 from atoll.peer.net.relayed import RelayedSocket, remote_ip_of
@@ -237,6 +238,10 @@ class Listener:
             if isinstance(error, RemoteProtocolError):
                 caller.welcome = False
             self._note(f"rejected {caller.where}: {error.what}")
+            return
+        except Exception as error:  # ours; the daemon goes on without the connection that met it
+            what = defect_summary(error)
+            self._note(f"rejected {caller.where}: DEFECT, please report it: it raised {what}")
             return
         if isinstance(caller.held, TlsChannel):
             await caller.held.goodbye()  # nothing, if the channel was taken

@@ -70,13 +70,15 @@ PER_ADDRESS_MAX = 10
 # ... and what one member may have another dial in that time, or a liar could have it scan networks.
 PER_MEMBER_MAX = 60
 AT_ONCE_MAX = 8  # dial-backs under way, each a descriptor
-# A dial's end that tells of the machine that dials: no route, no such protocol, its own firewall.
+# A dial's end that tells of the machine that dials: no route, no such protocol, its own firewall,
+# a link-local address of which it does not know the zone (EINVAL).
 _OWN_TROUBLE: Final = frozenset(
     {
         errno.ENETUNREACH,
         errno.EADDRNOTAVAIL,
         errno.EAFNOSUPPORT,
         errno.EACCES,
+        errno.EINVAL,
         errno.EPERM,
         errno.EMFILE,
     }
@@ -161,9 +163,16 @@ def may_dial(ip: str, requester_ip: str) -> bool:
 
 
 def _is_of_one(ip: str) -> bool:
-    """Return whether an IP address is that of one machine; "any" would be this machine itself."""
-    address = ip_address(plain_ip(ip))
-    return not (address.is_unspecified or address.is_multicast or str(address) == BROADCAST)
+    """Return whether this is the IP address of one machine; "any" would be this machine itself.
+
+    Others may say anything: brackets, or a zone, which means something on their machine alone.
+    """
+    try:
+        address = ip_address(plain_ip(ip))
+    except ValueError:
+        return False
+    is_of_all = address.is_unspecified or address.is_multicast or str(address) == BROADCAST
+    return "%" not in ip and not is_of_all
 
 
 class ReachLinks(Protocol):
@@ -359,6 +368,11 @@ async def ask_reach(
         raise refusal_error(report, attempt.address)
     if not isinstance(report, ReachReport):
         raise RemoteProtocolError(f"{attempt.address} answered something else")
+    try:
+        observed = plain_ip(report.observed)
+    except ValueError as error:
+        what = f"{attempt.address} says that this peer comes from what is no IP address"
+        raise RemoteProtocolError(what) from error
     answers = tuple(
         ReachAnswer(peer, one.outcome, one.took_s, channel.remote_ip) if one.by == peer else one
         for one in report.answers
@@ -367,7 +381,7 @@ async def ask_reach(
     return Reached(
         peer,
         channel.remote_ip,
-        report.observed,
+        observed,
         answers,
         report.wait_s,
         report.program,

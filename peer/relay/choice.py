@@ -3,8 +3,8 @@
 Both ends of a pair rank the relays alike, by a hash of the three, so that they meet at one, and so
 that the pairs of a run are spread over its relays. A relay through which something came that was
 not what the other end had sent, or through which nothing came, comes last for FAULT_S: it, or its
-machine, changes or loses what it carries. What another peer says of a relay counts for the way to
-that peer alone: it may lie.
+machine, changes or loses what it carries. But that other end may have done so, or may lie when it
+says so of us. So it counts for the way to that peer alone, until WITNESSES_MIN peers agree.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ FAULT_S: Final = 600.0
 FAULTS_MAX: Final = 256  # of which it is remembered, of those seen here and of those heard of
 # What one peer says of more relays is not remembered, nor written down: a pair has few.
 FAULTS_PER_PEER_MAX: Final = 8
+# On the ways to so many peers a relay has to fail before it is avoided on the way to everybody.
+WITNESSES_MIN: Final = 2
 
-# Until when a relay is to be avoided, by relay and the peer whose word it is: b"" if seen here.
+# Until when a relay is to be avoided, by relay and the peer on the way to which: b"" if to all.
 _Faults: TypeAlias = OrderedDict[tuple[bytes, bytes], float]
 
 
@@ -29,32 +31,34 @@ class RelayChoice:
 
     def __init__(self, me: bytes) -> None:
         self._me = me
-        self._seen_until_s: _Faults = OrderedDict()  # here, on the way to anybody
-        self._heard_until_s: _Faults = OrderedDict()
+        self._to_all_until_s: _Faults = OrderedDict()
+        self._to_peer_until_s: _Faults = OrderedDict()
 
-    def blame(self, relay: bytes, now_s: float, said_by: bytes = b"") -> bool:
+    def blame(self, relay: bytes, now_s: float, peer: bytes = b"") -> bool:
         """Note that a relay does not carry what it was given; return whether that is news.
 
-        ``said_by``: whose word it is, b"" if it was seen here.
+        ``peer``: on the way to whom, who has seen it or may have done it; b"": to anybody.
         """
-        is_news = not self.is_faulty(relay, said_by, now_s)
-        faults = self._heard_until_s if said_by else self._seen_until_s
-        if said_by and is_news and self._said(said_by, now_s) >= FAULTS_PER_PEER_MAX:
+        is_news = not self.is_faulty(relay, peer, now_s)
+        faults = self._to_peer_until_s if peer else self._to_all_until_s
+        is_new = now_s >= faults.get((relay, peer), float("-inf"))
+        if peer and is_new and self._count(peer, now_s) >= FAULTS_PER_PEER_MAX:
             return False
-        faults[relay, said_by] = now_s + FAULT_S
-        faults.move_to_end((relay, said_by))
+        faults[relay, peer] = now_s + FAULT_S
+        faults.move_to_end((relay, peer))
         if len(faults) > FAULTS_MAX:
             faults.popitem(last=False)
         return is_news
 
-    def _said(self, peer: bytes, now_s: float) -> int:
-        """Return of how many relays a peer's word counts."""
-        return sum(by == peer and now_s < s for (_, by), s in self._heard_until_s.items())
+    def _count(self, peer: bytes, now_s: float) -> int:
+        """Return how many relays have failed on the way to a peer."""
+        return sum(to == peer and now_s < s for (_, to), s in self._to_peer_until_s.items())
 
     def is_faulty(self, relay: bytes, peer: bytes, now_s: float) -> bool:
         """Return whether a relay is to be avoided on the way to ``peer``."""
-        seen_s = self._seen_until_s.get((relay, b""), float("-inf"))
-        return now_s < max(seen_s, self._heard_until_s.get((relay, peer), float("-inf")))
+        until_s = self._to_all_until_s.get((relay, b""), float("-inf"))
+        ways = {to for (one, to), s in self._to_peer_until_s.items() if one == relay and now_s < s}
+        return now_s < until_s or peer in ways or len(ways) >= WITNESSES_MIN
 
     def rank(self, peer: bytes, relays: Iterable[bytes], now_s: float) -> list[bytes]:
         """Return the relays to ``peer``, the best first; those that are faulty come last."""

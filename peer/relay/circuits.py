@@ -28,8 +28,11 @@ CONTROL_PER_PAIR_MAX: Final = 4
 BULK_PER_PAIR_MAX: Final = 4 * STREAMS_MAX
 # So many pairs of one peer may be carried: more than a run has outbound peers, mostly.
 PER_PEER_MAX: Final = 256
-# Who is no member yet needs a way to ask for its place and one for the state.
+# Who is no member yet needs a way to ask for its place and one for the state. What others ask for
+# does not count: they could keep it outside.
 PER_JOINER_MAX: Final = 8
+# Whoever gives it the state asks for a control link, a data stream, and what replaces each.
+TO_JOINER_MAX: Final = 4
 # Identities cost nothing: those that join take no more than this of what the members have.
 JOINERS_MAX: Final = 64
 # Each takes six descriptors: two connections and the pipes between them.
@@ -127,10 +130,14 @@ class CircuitTable:
         joins = not {asker, peer}.isdisjoint(joiners)
         if joins and sum(not circuit.members_only(joiners) for circuit in self) >= JOINERS_MAX:
             return f"the relay carries {JOINERS_MAX} circuits of peers that join already"
+        asked = [circuit.ends[1] for circuit in self if circuit.ends[0] == asker]
+        if asker in joiners and len(asked) >= PER_JOINER_MAX:
+            return f"the relay carries {PER_JOINER_MAX} circuits of one peer already"
+        if peer in joiners and asked.count(peer) >= TO_JOINER_MAX:
+            return f"the relay carries {TO_JOINER_MAX} circuits from one peer to this one already"
         for end in (asker, peer):
-            most = PER_JOINER_MAX if end in joiners else PER_PEER_MAX
-            if sum(end in circuit.ends for circuit in self) >= most:
-                return f"the relay carries {most} circuits of one peer already"
+            if end not in joiners and len(self.of(end)) >= PER_PEER_MAX:
+                return f"the relay carries {PER_PEER_MAX} circuits of one peer already"
         pair = {asker, peer}
         of_pair = sum(set(other.ends) == pair and other.bulk == bulk for other in self)
         most = BULK_PER_PAIR_MAX if bulk else CONTROL_PER_PAIR_MAX

@@ -73,11 +73,8 @@ class RelayPort(Protocol):
     def relayed_pairs(self) -> Sequence[tuple[ControlLink, ControlLink | None]]:
         """Return the links through relays or routers, each with the one that stands by for it."""
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
-        """Hear that a relay has changed or lost what it carries.
-
-        ``said_by``: the peer at whose end that was seen; b"" if here.
-        """
+    def blame_relay(self, relay: bytes, why: str, peer: bytes, /) -> None:
+        """Hear that a relay has changed or lost what it carries on the way to this peer."""
 
     def is_member(self, peer: bytes, /) -> bool:
         """Return whether ``peer`` is a member of the view that this peer is in."""
@@ -352,7 +349,7 @@ class RelayService:
         link = one if is_silent else two
         what = f"nothing has come through it from {short(link.peer_id)} for {SILENT_S:.0f} s"
         if link.relay:
-            self._port.blame_relay(link.relay, what)
+            self._port.blame_relay(link.relay, what, link.peer_id)
         link.end(what)
 
     def on_stream_fault(self, peer: bytes, relay: bytes, what: str, is_damage: bool) -> None:
@@ -367,7 +364,7 @@ class RelayService:
         is_heard = link is not None and self._loop.time() - link.heard_s < 2 * ALIVE_S
         if not (is_damage or (is_linked and is_heard)):
             return
-        self._port.blame_relay(relay, f"a data stream of {short(peer)} broke: {what}")
+        self._port.blame_relay(relay, f"a data stream of {short(peer)} broke: {what}", peer)
         told = f"a data stream broke at its end: {what}"[:WHAT_CHARACTERS_MAX]
         self._port.send(peer, CircuitFault(relay, told))
 

@@ -141,7 +141,7 @@ class EncodedTransfer:
 
     def __init__(self, key: TransferKey, result: RoundResult) -> None:
         self.key = key
-        self.received_bytes = 0
+        self.received_bytes = 0  # of chunks that were not here yet: others are no progress
         self.marks = list(result.digests)  # of each chunk that is here
         self.ended: Future[str] = Future()  # "" once all chunks are here, or why they never will be
         self._result = result
@@ -155,7 +155,6 @@ class EncodedTransfer:
         size = self._result.layout.size(header.chunk)
         if header.length != size:
             raise RemoteProtocolError(f"{header.length} bytes for a chunk of {size}")
-        self.received_bytes += size
         if self.marks[header.chunk]:
             return None
         self._arriving.data = np.empty(size, np.uint8)
@@ -173,6 +172,7 @@ class EncodedTransfer:
             stored = result.view(chunk)
             stored[:] = data
             self.marks[chunk] = result.digest(stored)
+            self.received_bytes += stored.nbytes
             is_done = all(self.marks)
         if is_done:
             self.broken("")

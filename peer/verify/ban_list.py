@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,7 @@ class BanList:
         self._arriving: dict[bytes, _Arriving] = {}  # by digest
         self._evidence_index = EvidenceIndex()
         self._publishing = False
+        self._published: tuple[BelievedBan, ...] = ()
         self._met = (
             met if met is not None else PeersMet()
         )  # members of our views, also of earlier ones
@@ -111,7 +113,7 @@ class BanList:
         self._stalls: dict[bytes, int] = {}  # files that did not come, over this link, by whom
         self._vain: dict[bytes, int] = {}  # files that count for nothing, over this link, by whom
         self._asked: dict[bytes, int] = {}  # by whom, how often
-        self._lent: dict[bytes, tuple[bytes, bytes]] = {}  # to whom: digest, file
+        self._lent: dict[bytes, bytes] = {}  # to whom: digest
         self._load()
 
     # ------------------------------------------------------------ what others ask
@@ -228,20 +230,32 @@ class BanList:
 
     def _answer(self, ask: AskEvidence, peer: bytes) -> None:
         if not ask.offset:
-            evidence, count = self.bans.evidence(ask.digest), self._asked.get(peer, 0)
-            if evidence is None or count >= ASKED_MAX:
+            count = self._asked.get(peer, 0)
+            if count >= ASKED_MAX or not self.bans.has(ask.digest):
                 return
             self._asked[peer] = count + 1
-            self._lent[peer] = (ask.digest, evidence.encoded)
-        digest, data = self._lent.get(peer, (b"", b""))
-        if digest != ask.digest or ask.offset >= len(data):
+            self._lent[peer] = ask.digest
+        if self._lent.get(peer) != ask.digest:
             return
-        end = ask.offset + PIECE_BYTES
-        self._daemon.send(
-            peer, EvidencePiece(digest, ask.offset, len(data), data[ask.offset : end])
-        )
-        if end >= len(data):
+        total, data = self._piece(ask.digest, ask.offset)
+        if not data:
+            return
+        self._daemon.send(peer, EvidencePiece(ask.digest, ask.offset, total, data))
+        if ask.offset + len(data) >= total:
             del self._lent[peer]
+
+    def _piece(self, digest: bytes, offset: int) -> tuple[int, bytes]:
+        """Return how long a file is, and its piece that begins there: b"" if there is none."""
+        end, evidence = offset + PIECE_BYTES, self.bans.evidence(digest)
+        if evidence is not None:
+            return len(evidence.encoded), evidence.encoded[offset:end]
+        try:
+            with self._path(digest).open("rb") as file:
+                total = file.seek(0, os.SEEK_END)
+                file.seek(offset)
+                return total, file.read(PIECE_BYTES)
+        except OSError:  # it could not be written, or has been replaced meanwhile
+            return 0, b""
 
     def _take(self, piece: EvidencePiece, peer: bytes) -> None:
         arriving = self._arriving.get(piece.digest)
@@ -315,13 +329,14 @@ class BanList:
         bans = tuple(
             BelievedBan(
                 ban.peer,
-                ban.evidence.digest,
+                ban.digest,
                 ban.finding.stands_alone,
                 self._evidence_index.believers(self.bans.against(ban.peer)),
             )
             for ban in self.bans.all
         )
-        if bans:
+        if bans != self._published:
+            self._published = bans
             self._daemon.feed(BansBelieved(bans))
 
     def _adopted(self, found: list[Ban]) -> None:
@@ -329,12 +344,12 @@ class BanList:
             return
         loop = asyncio.get_running_loop()
         for ban in found:
-            digest = ban.evidence.digest
+            digest = ban.digest.hex()
             self._daemon.note(
                 "banned",
-                f"{short(ban.peer)} is out: {ban.finding.text}; evidence {digest.hex()[:16]}",
+                f"{short(ban.peer)} is out: {ban.finding.text}; evidence {digest[:16]}",
                 peer=ban.peer.hex(),
-                evidence=digest.hex(),
+                evidence=digest,
             )
             if ban.peer == self._me:
                 fix = "see docs/errors.md: E34"
@@ -342,9 +357,10 @@ class BanList:
                 loop.call_later(
                     LAST_WORDS_S, self._daemon.stop, error
                 )  # others may lack what it has
-        files = {ban.evidence.digest: ban.evidence for ban in found}  # a view may name several
+        files = {ban.digest: ban.evidence for ban in found}  # a view may name several
         for evidence in files.values():
-            self._daemon.spawn(self._write(evidence))
+            if evidence is not None:
+                self._daemon.spawn(self._write(evidence))
         self._publish()
         self._daemon.banned([ban.peer for ban in found])
         self._tell_all(KnownBans(tuple(files)))  # the banned too: so that they know why
@@ -363,6 +379,7 @@ class BanList:
             await asyncio.to_thread(_save, path, evidence.encoded, stale)
         except OSError as error:  # a full disk must not end the training
             self._daemon.note("disk", f"cannot save the evidence {path.name[:16]}: {error}")
+        self.bans.let_go()
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.evidence"
@@ -374,6 +391,7 @@ class BanList:
                 if path.stat().st_size > EVIDENCE_BYTES_MAX:
                     raise EvidenceError("it is too long")
                 self.bans.recall(parse_evidence(path.read_bytes()))
+                self.bans.let_go()
             except (EvidenceError, OSError) as error:
                 self._daemon.note("forged", f"{path} is left alone: {error}")
 
@@ -391,6 +409,7 @@ def _verified(digest: bytes, data: bytes) -> tuple[Evidence, Finding]:
     if hashlib.sha256(data).digest() != digest:
         raise EvidenceError("it has another digest than was said")
     evidence = parse_evidence(data)
+    _ = evidence.digest  # made once, and here, where nobody waits for it
     return evidence, verify_evidence(evidence)
 
 

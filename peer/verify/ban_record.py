@@ -12,7 +12,7 @@ comes back with another identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from atoll.peer.membership.view import short
@@ -23,13 +23,19 @@ from atoll.peer.verify.statement import SignedStatement
 BANS_MAX: Final = 4096
 UNSURE_MAX: Final = 64  # pieces of evidence that wait for more members to say the same ...
 UNSURE_BYTES_MAX: Final = 2 * EVIDENCE_BYTES_MAX  # ... and their size: most have some kilobytes
+# Of believed evidence that stays in memory, the newest, as large as one may be: the home has all.
+BELIEVED_BYTES_MAX: Final = EVIDENCE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class Ban:
+    """Say who is out, and why. ``evidence``: None once it is in the home alone."""
+
     peer: bytes
-    evidence: Evidence
+    digest: bytes
+    round: int
     finding: Finding
+    evidence: Evidence | None
 
 
 @dataclass(slots=True)
@@ -58,7 +64,7 @@ class Bans:
     def __init__(self, me: bytes) -> None:
         self._me = me
         self._by_peer: dict[bytes, Ban] = {}
-        self._by_digest: dict[bytes, Evidence] = {}
+        self._by_digest: dict[bytes, Evidence | None] = {}  # None: it is in the home alone
         self._unsure: dict[bytes, _Unsure] = {}
         self._spare: dict[bytes, tuple[bytes, ...]] = {}  # more evidence against who is out
         self._named: dict[bytes, bytes] = {}  # by views: peer -> digest of the evidence
@@ -95,15 +101,20 @@ class Bans:
         ban = self._by_peer.get(peer)
         spare = (digest for digest, banned in self._spare.items() if peer in banned)
         named = self._named.get(peer)
-        own = [ban.evidence.digest] if ban is not None else []
+        own = [ban.digest] if ban is not None else []
         return frozenset((*own, *spare, *([named] if named else [])))
 
     def of(self, peer: bytes) -> Ban | None:
         return self._by_peer.get(peer)
 
     def evidence(self, digest: bytes) -> Evidence | None:
+        """Return the evidence if it is in memory."""
         unsure = self._unsure.get(digest)
         return unsure.evidence if unsure is not None else self._by_digest.get(digest)
+
+    def has(self, digest: bytes) -> bool:
+        """Return whether the evidence is here, in memory or in the home."""
+        return digest in self._by_digest or digest in self._unsure
 
     def knows(self, digest: bytes) -> bool:
         """Return whether the evidence is here, whether or not it counts."""
@@ -267,10 +278,11 @@ class Bans:
         if len(by_peer) + len(new) > BANS_MAX:
             return []
         again = [peer for peer in peers if peer in by_peer and self._named.get(peer) == digest]
-        replaced = {by_peer[peer].evidence.digest: by_peer[peer].finding for peer in again}
-        by_peer |= {peer: Ban(peer, evidence, finding) for peer in (*new, *again)}
+        replaced = {by_peer[peer].digest: by_peer[peer].finding for peer in again}
+        number = evidence.terms.round
+        by_peer |= {peer: Ban(peer, digest, number, finding, evidence) for peer in (*new, *again)}
         self._by_digest[digest] = evidence
-        in_use = {ban.evidence.digest for ban in by_peer.values()}
+        in_use = {ban.digest for ban in by_peer.values()}
         for old in replaced.keys() - in_use:
             del self._by_digest[old]
             self._set_aside(old, replaced[old])
@@ -279,6 +291,18 @@ class Bans:
                 del self._unsure[other]
                 self._set_aside(other, each.finding)
         return [by_peer[peer] for peer in new]
+
+    def let_go(self) -> None:
+        """Keep BELIEVED_BYTES_MAX of evidence in memory, the newest: the home has had its turn."""
+        held = sum(len(each.encoded) for each in self._by_digest.values() if each is not None)
+        for digest, each in self._by_digest.items():
+            if held <= BELIEVED_BYTES_MAX:
+                break
+            if each is not None:
+                held -= len(each.encoded)
+                self._by_digest[digest] = None
+        for peer, ban in self._by_peer.items():
+            self._by_peer[peer] = replace(ban, evidence=self._by_digest[ban.digest])
 
     def _set_aside(self, digest: bytes, finding: Finding) -> None:
         if digest not in self._by_digest:
@@ -293,9 +317,9 @@ class Bans:
                 "peer": short(ban.peer),
                 "id": ban.peer.hex(),
                 "kind": ban.finding.kind,
-                "round": ban.evidence.terms.round,
+                "round": ban.round,
                 "text": ban.finding.text,
-                "evidence": ban.evidence.digest.hex(),
+                "evidence": ban.digest.hex(),
                 "agreed": ban.peer in self._named,
             }
             for ban in self._by_peer.values()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Final, TypeVar
 
 from atoll.collectives.audit.sketch import AUDITED_PEERS_MAX
@@ -76,7 +77,7 @@ class Shown:
 
 
 @message(wire="Evidence")
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, as what it keeps is no field
 class Evidence:
     """Accuse a peer of a lie, with the statements and parts that prove it.
 
@@ -92,11 +93,11 @@ class Evidence:
     parts: Annotated[tuple[Shown, ...], Within(0, AUDITED_PEERS_MAX)] = ()
     result: Annotated[tuple[Shown, ...], Within(0, 1)] = ()
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encoded).digest()
 
-    @property
+    @cached_property
     def encoded(self) -> bytes:
         return MAGIC + encode(self)
 

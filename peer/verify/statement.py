@@ -36,7 +36,7 @@ ACCUSED_MAX: Final = AUDITED_PEERS_MAX  # one chunk of each sender is enough to 
 PIECE_BYTES: Final = 64 * 1024  # of an opened part: half a second of a line of 1 Mbit/s
 
 WHY_MAX: Final = 400  # characters of a reason: two lines of a log
-REPLAYED_BYTES_MAX: Final = 2048  # of a word about local steps, whose reason takes most of it
+WORD_BYTES_MAX: Final = 2048  # of a body that is said at any time: a reason takes most of it
 
 _D32 = Annotated[bytes, Within(32, 32)]
 _Index = Annotated[int, Within(0, AUDITED_PEERS_MAX - 1)]
@@ -66,6 +66,7 @@ IN_ORDER: Final = (
     StatementPhase.CHECK,
     StatementPhase.VERDICT,
 )
+ANY_TIME: Final = (StatementPhase.WITHHELD, StatementPhase.ELIMINATE, StatementPhase.REPLAYED)
 # Nobody honest says two different things in one of these: of several it contradicts one.
 ONCE: Final = (*IN_ORDER, StatementPhase.ELIMINATE)
 

@@ -40,8 +40,8 @@ from atoll.peer.verify.attempt_audit import AttemptAudit, AuditStep, Convicted, 
 from atoll.peer.verify.disclosure import encoded_parts
 from atoll.peer.verify.evidence import Evidence
 from atoll.peer.verify.statement import (
-    REPLAYED_BYTES_MAX,
     WHY_MAX,
+    WORD_BYTES_MAX,
     Commitment,
     Judgement,
     Replayed,
@@ -216,7 +216,7 @@ class Validations:
     def hear(self, word: SignedStatement, source: bytes) -> None:
         """Take a word from its signer or anybody else: ``source``, a peer with a link."""
         statement = word.statement
-        terms, is_long = statement.terms, len(statement.body) > REPLAYED_BYTES_MAX
+        terms, is_long = statement.terms, len(statement.body) > WORD_BYTES_MAX
         if word.phase is not StatementPhase.REPLAYED or is_long or not word.genuine(self._signer):
             return
         if terms not in self._attempts:

@@ -203,6 +203,39 @@ def test_an_answer_about_an_address_that_has_changed_counts_for_nothing() -> Non
     assert "the address of this peer has changed meanwhile" in describe_reach(own, ADDRESS, PORT)
 
 
+def test_where_others_dial_is_told_when_two_have_named_it() -> None:
+    a, b, c = (AskableMember(p, f"{p[0]}:1", ELSEWHERE) for p in (A, B, C))
+    own = OwnReach()
+    own.next_asked([a, b, c], HERE, 0.0)
+    asked(own, 0.0, A).heard(found(b=OK)._replace(observed="192.0.2.66"), leads_here=True)
+    assert (own.state, own.at) == (ReachState.REACHABLE, "")
+    asked(own, 1.0, B).heard(found(c=OK)._replace(asked=B), leads_here=True)
+    assert own.at == "", "the first one has named another"
+    assert own.next_asked([a, b, c], HERE, 1.0 + UNCONFIRMED_AGAIN_S) == c
+    asked(own, 70.0, C).heard(found(b=OK)._replace(asked=C), leads_here=True)
+    assert own.at == HERE
+    assert own.next_asked([a, b, c], HERE, 70.0 + REACHABLE_AGAIN_S - 1) is None
+    asked(own, 1000.0, A).heard(found(b=OK)._replace(observed="192.0.2.66"), leads_here=True)
+    assert own.at == "", "the address may have changed"
+    assert own.next_asked([a, b, c], HERE, 1000.0 + UNCONFIRMED_AGAIN_S) == b
+
+
+def test_one_names_where_others_dial_if_nobody_else_can() -> None:
+    a, b = (AskableMember(p, f"{p[0]}:1", ELSEWHERE) for p in (A, B))
+    own = OwnReach()
+    own.next_asked([a], HERE, 0.0)
+    asked(own, 0.0, A).heard(found(b=OK), leads_here=True)
+    assert own.at == HERE
+    own = OwnReach()
+    own.next_asked([a, b], HERE, 0.0)
+    asked(own, 0.0, A).heard(found(b=OK), leads_here=True)
+    assert own.at == ""
+    asked(own, 1.0, B).unanswered("it cannot be dialled")
+    assert own.at == HERE
+    asked(own, 100.0, A).heard(found(b=OK), leads_here=True)
+    assert own.at == HERE, "who has not answered is not waited for"
+
+
 def test_on_one_machine_one_that_gets_through_is_enough() -> None:
     here = found(a=OK)._replace(observed="127.0.0.1")
     assert judge_answers(here, leads_here=True) is ReachTrigger.CONFIRMED

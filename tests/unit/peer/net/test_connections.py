@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -420,6 +421,23 @@ def test_probes(net: Net) -> None:
         assert await b.host.probe("garbage", 5.0) == "silent"
         assert not a.ups
         assert not b.ups
+
+    net.run(scenario())
+
+
+def test_a_peer_of_the_other_family_is_dialled_where_it_comes_from_if_that_can_be(net: Net) -> None:
+    async def scenario() -> None:
+        a, b = await net.linked()
+        link = a.host._links[b.id]
+        link.hello = replace(link.hello, address="192.168.1.7:29600")
+        dialled = {
+            "192.168.1.9": "192.168.1.7:29600",
+            "2001:db8::7": "[2001:db8::7]:29600",
+            "fe80::1": "192.168.1.7:29600",  # not without its zone
+        }
+        for remote_ip, address in dialled.items():
+            link.remote_ip = remote_ip
+            assert link.address == address
 
     net.run(scenario())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from atoll.collectives.errors import AdmissionError, ConnectError
+from atoll.collectives.errors import AdmissionError, ConnectError, RemoteProtocolError
 from atoll.collectives.version import VERSION
 from atoll.peer.net.address_kind import address_kind
 from atoll.peer.net.dial import Dial
@@ -27,7 +27,17 @@ from atoll.peer.net.reach import (
     choose_helpers,
     may_dial,
 )
-from atoll.peer.net.reach_messages import OK, OTHER, REFUSED, SILENT, AskReach
+from atoll.peer.net.reach_messages import (
+    OK,
+    OTHER,
+    REFUSED,
+    SILENT,
+    UNABLE,
+    AskReach,
+    DialBack,
+    ReachReport,
+)
+from atoll.peer.net.tls import TlsChannel
 
 if TYPE_CHECKING:
     from tests.unit.peer.conftest import Net, Node
@@ -206,6 +216,32 @@ def test_a_member_that_closes_stops_dialling(net: Net) -> None:
     net.run(scenario())
 
 
+def test_what_is_observed_must_be_an_address(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        (a,) = await members(net, "a")
+        asker = net.node("asker")
+        for observed in ("", "gpu.example.org", "[8.8.8.8]", "8.8.8.8\x1b[2J"):
+
+            async def serve(channel: TlsChannel, *_: object, observed: str = observed) -> None:
+                await channel.receive_of(AskReach)
+                await channel.send(ReachReport(observed, (), time.time()))
+
+            monkeypatch.setattr(a.host._reach, "serve", serve)
+            with pytest.raises(RemoteProtocolError, match="no IP address"):
+                await asker.host.ask_reach(a.id, a.address, 0)
+
+    net.run(scenario())
+
+
+def test_a_dial_back_without_the_zone_of_a_link_tells_nothing_of_the_asker(net: Net) -> None:
+    async def scenario() -> None:
+        (a,) = await members(net, "a")
+        dial = DialBack(1, bytes(32), 1, "fe80::1", 29600)
+        assert (await a.host._reach._dial(dial)).outcome == UNABLE
+
+    net.run(scenario())
+
+
 # ---------------------------------------------------------------- decisions
 
 
@@ -266,6 +302,7 @@ def test_helpers_are_elsewhere_and_not_behind_the_same_router() -> None:
         *((ip, "203.0.113.5", False) for ip in ("0.0.0.0", "::", "::ffff:0.0.0.0")),  # this machine
         *((ip, "203.0.113.5", False) for ip in ("224.0.0.1", "ff0e::1", "255.255.255.255")),
         ("gpu.example.org", "127.0.0.1", False),  # nobody has us ask a resolver either
+        *((ip, "192.168.1.5", False) for ip in ("[8.8.8.8]", "8.8.8.8%x", "fe80::1%eth0")),
     ],
 )
 def test_nobody_outside_can_have_private_networks_tried(ip: str, requester: str, may: bool) -> None:

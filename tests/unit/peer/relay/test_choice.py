@@ -7,7 +7,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.peer.relay.choice import FAULT_S, FAULTS_MAX, FAULTS_PER_PEER_MAX, RelayChoice
+from atoll.peer.relay.choice import (
+    FAULT_S,
+    FAULTS_MAX,
+    FAULTS_PER_PEER_MAX,
+    WITNESSES_MIN,
+    RelayChoice,
+)
 from atoll.peer.relay.silences import SILENT_LOOKS, Silences
 
 A, B = (name.encode() * 32 for name in "ab")
@@ -41,7 +47,7 @@ def test_a_relay_that_was_seen_to_damage_comes_last_for_a_while() -> None:
     assert choice.rank(B, RELAYS, 2.0 + FAULT_S) == [best, *rest]
 
 
-def test_what_a_peer_says_of_a_relay_counts_for_the_way_to_it_alone() -> None:
+def test_what_is_seen_on_the_way_to_a_peer_or_said_by_it_counts_for_that_way_alone() -> None:
     choice, other = RelayChoice(A), b"o" * 32
     best = choice.rank(B, RELAYS, 0.0)[0]
     to_other = choice.rank(other, RELAYS, 0.0)
@@ -50,13 +56,24 @@ def test_what_a_peer_says_of_a_relay_counts_for_the_way_to_it_alone() -> None:
     assert choice.rank(other, RELAYS, 1.0) == to_other
 
 
+def test_a_relay_that_fails_on_the_ways_to_different_peers_is_avoided_to_all() -> None:
+    choice, other = RelayChoice(A), b"o" * 32
+    best = choice.rank(other, RELAYS, 0.0)[0]
+    for number in range(WITNESSES_MIN):
+        assert choice.rank(other, RELAYS, 1.0)[0] == best
+        assert choice.blame(best, 0.0, bytes([number]) * 32)
+        choice.blame(best, 0.0, bytes([number]) * 32)  # one peer, however often
+    assert choice.rank(other, RELAYS, 1.0)[-1] == best
+    assert choice.rank(other, RELAYS, FAULT_S)[0] == best
+
+
 def test_faults_that_are_remembered_are_bounded() -> None:
     choice = RelayChoice(A)
     for number in range(2 * FAULTS_MAX):
         choice.blame(number.to_bytes(32, "big"), 0.0)
         choice.blame(A, 0.0, number.to_bytes(32, "big"))
     assert not choice.is_faulty(bytes(32), B, 1.0)
-    assert len(choice._seen_until_s) == len(choice._heard_until_s) == FAULTS_MAX
+    assert len(choice._to_all_until_s) == len(choice._to_peer_until_s) == FAULTS_MAX
 
 
 def test_a_peer_that_blames_everybody_makes_nobody_forget_what_was_seen() -> None:

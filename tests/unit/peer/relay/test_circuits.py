@@ -14,6 +14,7 @@ from atoll.peer.relay.circuits import (
     JOINERS_MAX,
     PER_JOINER_MAX,
     PER_PEER_MAX,
+    TO_JOINER_MAX,
     TOTAL_MAX,
     Circuit,
     CircuitState,
@@ -76,26 +77,40 @@ def test_a_token_that_is_too_old_is_no_good_before_anybody_looks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bulk", "joiners", "most"),
-    [
-        (False, (), CONTROL_PER_PAIR_MAX),
-        (True, (), BULK_PER_PAIR_MAX),
-        (True, (A,), PER_JOINER_MAX),
-        (True, (B,), PER_JOINER_MAX),
-    ],
+    ("bulk", "most"), [(False, CONTROL_PER_PAIR_MAX), (True, BULK_PER_PAIR_MAX)]
 )
-def test_a_pair_has_so_many_circuits_and_those_that_end_make_room(
-    bulk: bool, joiners: tuple[bytes, ...], most: int
-) -> None:
+def test_a_pair_has_so_many_circuits_and_those_that_end_make_room(bulk: bool, most: int) -> None:
     table = CircuitTable()
     for _ in range(most):
-        last = asked(table, bulk=bulk, joiners=joiners)
-    refusal = table.ask(B, A, 0.0, bulk=bulk, joiners=joiners)  # the pair, whoever asks
+        last = asked(table, bulk=bulk)
+    refusal = table.ask(B, A, 0.0, bulk=bulk)  # the pair, whoever asks
     assert isinstance(refusal, str)
     assert str(most) in refusal
     assert table.end(last)
     assert not table.end(last), "it has ended"
-    asked(table, bulk=bulk, joiners=joiners)
+    asked(table, bulk=bulk)
+
+
+@pytest.mark.parametrize(("joiner", "most"), [(A, PER_JOINER_MAX), (B, TO_JOINER_MAX)])
+def test_somebody_who_joins_asks_for_few_and_so_does_one_peer_for_those_to_it(
+    joiner: bytes, most: int
+) -> None:
+    table = CircuitTable()
+    for _ in range(most):
+        last = asked(table, bulk=True, joiners=(joiner,))
+    assert f"{most} circuits" in str(table.ask(A, B, 0.0, bulk=True, joiners=(joiner,)))
+    assert table.end(last)
+    asked(table, bulk=True, joiners=(joiner,))
+
+
+def test_who_asks_for_circuits_to_somebody_who_joins_does_not_keep_it_outside() -> None:
+    table, joiner = CircuitTable(), b"j" * 32
+    for asker in (A, B):
+        while isinstance(table.ask(asker, joiner, 0.0, bulk=True, joiners=(joiner,)), Circuit):
+            pass
+    for peer in (A, C):
+        assert isinstance(table.ask(joiner, peer, 0.0, bulk=False, joiners=(joiner,)), Circuit)
+    assert isinstance(table.ask(C, joiner, 0.0, bulk=True, joiners=(joiner,)), Circuit)
 
 
 def test_a_peer_and_a_relay_have_so_many() -> None:

@@ -44,13 +44,13 @@ class Relays:
 
     def __init__(self, *relays: bytes) -> None:
         self.relays = relays
-        self.blamed: asyncio.Queue[tuple[bytes, str, bytes]] = asyncio.Queue()
+        self.blamed: asyncio.Queue[tuple[bytes, str, bytes]] = asyncio.Queue()  # on the way to whom
 
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> tuple[bytes, ...]:
         return self.relays
 
-    def blame_relay(self, relay: bytes, why: str, said_by: bytes = b"", /) -> None:
-        self.blamed.put_nowait((relay, why, said_by))
+    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
+        self.blamed.put_nowait((relay, why, peer))
 
 
 async def starred(
@@ -426,9 +426,26 @@ def test_a_peer_is_told_of_a_relay_that_damages_what_it_sends(net: Net) -> None:
         known = a.host.known_relays
         assert isinstance(known, Relays)
         async with asyncio.timeout(20):
-            blamed, why, said_by = await known.blamed.get()
-        assert (blamed, said_by) == (relay.id, b.id)
+            blamed, why, peer = await known.blamed.get()
+        assert (blamed, peer) == (relay.id, b.id)
         assert "record 3 is not authentic" in why
         assert "RelayNote" not in repr(CircuitFault(relay.id, why))
+
+    net.run(scenario())
+
+
+def test_what_a_peer_may_have_done_itself_blames_the_relay_on_the_way_to_it_alone(net: Net) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        link = await established(b, a)
+        known = b.host.known_relays
+        assert isinstance(known, Relays)
+        b.host.on_fault(a.id, relay.id, "record 3 is not authentic", True)
+        link.is_damaged = True
+        link.end("record 4 is not authentic")
+        async with asyncio.timeout(PATIENCE_S):
+            seen = [await known.blamed.get() for _ in range(2)]
+        assert [(blamed, peer) for blamed, _, peer in seen] == [(relay.id, a.id)] * 2
 
     net.run(scenario())

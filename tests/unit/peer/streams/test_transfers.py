@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 
@@ -10,9 +11,10 @@ import pytest
 
 from atoll.collectives import RoundResult, get_codec, grid_for
 from atoll.collectives.digests import strong_digest
-from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.errors import RemoteProtocolError, RoundTimeoutError
+from atoll.peer.streams import transfers as module
 from atoll.peer.streams.frames import DataHeader
-from atoll.peer.streams.transfers import EncodedTransfer, TransferKind
+from atoll.peer.streams.transfers import EncodedTransfer, TransferKind, Transfers, receive
 
 KEY = (b"p" * 32, int(TransferKind.RESULT_COPY), 2, 1)
 
@@ -70,6 +72,31 @@ def test_a_copy_takes_nothing_that_does_not_decode(result: RoundResult) -> None:
     take(transfer, result, result.grid.count - 1, 2.0)
     assert transfer.ended.result(0) == ""
     assert transfer.marks[0] == strong_digest(result.view(0))
+
+
+def test_a_source_that_repeats_a_chunk_is_found_stalled(
+    result: RoundResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALL_TIMEOUT_S", 0.05)
+    transfer = EncodedTransfer(KEY, result)
+    take(transfer, result, 0, 1.0)
+    header = frame_of(transfer, result, 0)
+
+    async def wait() -> None:
+        async def repeat() -> None:
+            while True:
+                assert transfer.reserve(header) is None
+                await asyncio.sleep(0.001)
+
+        repeating = asyncio.create_task(repeat())
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(RoundTimeoutError, match="sent no chunk"):
+                    await receive(Transfers(), transfer)
+        finally:
+            repeating.cancel()
+
+    asyncio.run(wait())
 
 
 def test_two_streams_of_one_source_do_not_share_a_buffer(result: RoundResult) -> None:

@@ -18,7 +18,9 @@ from atoll.collectives.errors import AtollError, BannedError
 from atoll.peer.membership.bans import BansBelieved
 from atoll.peer.membership.view import Banned
 from atoll.peer.net.admission_policy import PeersMet
-from atoll.peer.verify import ban_list
+from atoll.peer.net.wire import encode
+from atoll.peer.verify import ban_list, ban_record
+from atoll.peer.verify import evidence as evidence_module
 from atoll.peer.verify.ban_list import AskEvidence, BanList, EvidencePiece, KnownBans
 from atoll.peer.verify.evidence import verify_evidence
 
@@ -382,6 +384,64 @@ def test_asking_again_and_again_is_answered_so_many_times(tmp_path: Path) -> Non
         pieces = [message for message in a.sent if isinstance(message, EvidencePiece)]
         assert len(pieces) == ban_list.ASKED_MAX
         await settle(net)
+
+    run_to_rest(main)
+
+
+def test_what_is_in_the_home_alone_is_given_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ban_record, "BELIEVED_BYTES_MAX", 0)
+    monkeypatch.setattr(ban_list, "PIECE_BYTES", 1000)
+    evidence = left_behind("dense shift")
+
+    async def main() -> None:
+        net = sites(tmp_path, "a")
+        a = net[b"a" * 32]
+        a.keeper.convict(evidence)
+        await settle(net)
+        for late in (b"y" * 32, b"z" * 32):
+            assert a.keeper.bans.evidence(evidence.digest) is None
+            Site(late, tmp_path, net)
+            a.keeper.linked(late)
+            await settle(net)
+            assert net.pop(late).keeper.is_out(evidence.culprit)
+            a = Site(a.name, tmp_path, net)  # another life of it
+        Site(b"x" * 32, tmp_path, net)
+        (tmp_path / a.name.hex()[:4] / f"{evidence.digest.hex()}.evidence").unlink()
+        a.keeper.on_message(b"x" * 32, AskEvidence(evidence.digest))
+        assert a.sent == [], "it has nothing to give"
+
+    run_to_rest(main)
+
+
+def test_evidence_is_encoded_once_and_what_peers_say_tells_nobody_what_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [replace(left_behind(lie)) for lie in ("dense shift", "other steps")]
+    encoded: list[object] = []
+
+    def counted(evidence: object) -> bytes:
+        encoded.append(evidence)
+        return encode(evidence)
+
+    monkeypatch.setattr(evidence_module, "encode", counted)
+
+    async def main() -> None:
+        net = sites(tmp_path, "ab")
+        a = net[b"a" * 32]
+        for evidence in found:
+            a.keeper.convict(evidence)
+        await settle(net)
+        told = len(a.believed)
+        assert len(a.believed[-1].bans) == 2
+        for number in range(5):
+            a.keeper.on_message(b"b" * 32, KnownBans((bytes([number]) * 32,)))
+            await asyncio.sleep(0)
+        assert len(a.believed) == told
+        await settle(net)
+        for evidence in found:
+            assert sum(each is evidence for each in encoded) == 1
 
     run_to_rest(main)
 

@@ -199,6 +199,28 @@ def test_all_that_proves_a_ban_is_known_by_its_digests() -> None:
     assert bans.against(b"x" * 32) == frozenset()
 
 
+def test_what_is_believed_takes_so_much_room_and_the_home_has_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = left_behind("other steps"), left_behind("dense shift")
+    monkeypatch.setattr(module, "BELIEVED_BYTES_MAX", len(other.encoded))
+    bans = Bans(ME)
+    bans.learn(one, first_hand=True)
+    bans.learn(other)
+    rows = bans.rows()
+    bans.let_go()
+    assert bans.evidence(one.digest) is None
+    assert bans.evidence(other.digest) == other
+    assert [ban.evidence for ban in bans.all] == [None, other]
+    for each in (one, other):
+        assert each.culprit in bans
+        assert bans.has(each.digest)
+        assert bans.knows(each.digest)
+        assert bans.against(each.culprit) == {each.digest}
+    assert bans.digests == (one.digest, other.digest)
+    assert bans.rows() == rows
+
+
 def test_what_is_unsure_takes_so_much_room(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = left_behind("withholding"), left_behind("other steps")
     size = max(len(one.encoded), len(other.encoded))

@@ -7,20 +7,26 @@ import random
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgpack
 import numpy as np
+import pytest
 from simulation.audit_options import Key
 
 from atoll.peer.verify.attempt_audit import ELEMENTS_PER_S, SILENCE_S
 from atoll.peer.verify.evidence import Evidence
 from atoll.peer.verify.manager import AuditedAttempt, AuditManager
 from atoll.peer.verify.statement import (
+    WHY_MAX,
+    WORD_BYTES_MAX,
     AskPart,
     AskStatement,
+    Elimination,
     SignedStatement,
     Statement,
     StatementPhase,
     Withholding,
     body_of,
+    sign_statement,
 )
 from atoll.peer.verify.terms import AuditTerms
 
@@ -104,6 +110,38 @@ def test_an_attempt_that_failed_still_sees_who_lies() -> None:
         site.host.on_message(LIAR.me, garbage(StatementPhase.ELIMINATE))
         assert len(site.convicted) == 2
         assert len(site.failed) == 1
+
+    play(act)
+
+
+@pytest.mark.parametrize("phase", [StatementPhase.WITHHELD, StatementPhase.ELIMINATE])
+def test_a_padded_word_is_neither_kept_nor_handed_on(phase: StatementPhase) -> None:
+    """Unknown fields are ignored, so a body may be as long as any other statement's."""
+    about = {"phase": 3, "peer": KEYS[1].me, "why": "", "more": bytes(WORD_BYTES_MAX)}
+    name = "Withholding" if phase is StatementPhase.WITHHELD else "Elimination"
+    statement = Statement(TERMS.digest, int(phase), b"", msgpack.packb([name, about]))
+    body_of(statement)  # it can be read
+    word = SignedStatement(LIAR.me, statement, LIAR.sign(statement.digest))
+
+    def act(site: Site) -> None:
+        attempt = site.begin()
+        site.sent.clear()
+        site.host.on_message(LIAR.me, word)
+        assert attempt.audit._voices == {}
+        assert LIAR.me not in attempt.audit.inbox.of(phase)
+        assert site.sent == []
+
+    play(act)
+
+
+def test_the_longest_word_of_an_honest_one_is_heard() -> None:
+    body, phase = Elimination(KEYS[1].me, "x" * WHY_MAX), StatementPhase.ELIMINATE
+    word = sign_statement(TERMS.digest, phase, b"", body, LIAR.me, LIAR)
+
+    def act(site: Site) -> None:
+        attempt = site.begin()
+        site.host.on_message(LIAR.me, word)
+        assert LIAR.me in attempt.audit.inbox.of(phase)
 
     play(act)
 
