@@ -87,8 +87,21 @@ class Vector:
         return tensor.reshape(-1) if fits else None
 
     def read(self, flat: Floats) -> Any:
-        """Return a new one of the same kind with these values, rounded to its dtype."""
-        return flat.reshape(self._tensor.shape).astype(self._tensor.dtype)
+        """Return a new one of the same kind with these finite values, rounded to its dtype.
+
+        Raise CodecError if one of them is too large for that.
+        """
+        with np.errstate(over="ignore"):
+            found = flat.reshape(self._tensor.shape).astype(self._tensor.dtype)
+        if found.dtype != np.float32 and np.isinf(found).any():
+            raise self._too_large()
+        return found
+
+    def _too_large(self) -> CodecError:
+        return CodecError(
+            f"all_reduce() of a {self} has come to values that its dtype cannot hold",
+            fix='convert it to float32 first, or use op="mean"',
+        )
 
 
 class _TorchVector(Vector):
@@ -118,7 +131,10 @@ class _TorchVector(Vector):
         if self._plain() is not None:
             # numpy asks the kernel for large pages, torch does not: a third of the time.
             return self.over(flat.copy())
-        return sys.modules["torch"].empty_like(self._tensor).copy_(self.over(flat))
+        found = sys.modules["torch"].empty_like(self._tensor).copy_(self.over(flat))
+        if str(found.dtype) != "torch.float32" and found.isinf().any():
+            raise self._too_large()
+        return found
 
 
 def vector_of(tensor: Any) -> Vector:

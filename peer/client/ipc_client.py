@@ -18,6 +18,7 @@ import zmq
 from atoll.collectives.errors import (
     ERRORS_BY_CODE,
     AtollError,
+    ConfigError,
     DaemonLostError,
     NoDaemonError,
 )
@@ -67,11 +68,20 @@ class IpcClient:
     ) -> Any:
         """Return the daemon's answer to a command. Raise NoDaemonError after ``patience_s``.
 
+        Raise ConfigError, and send nothing, for arguments that cannot travel.
+
         Who has a lifeline to it can be patient: a daemon that was stopped (a suspended laptop, a
         debugger) goes on where it was, and one that has ended is noticed at once.
         """
         self._number += 1
-        self.socket.send(msgpack.packb([self._number, command, arguments]))
+        try:
+            packed = msgpack.packb([self._number, command, arguments])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"`{command}` cannot be sent to the daemon: {error}",
+                fix="give plain Python numbers: int(n) or float(x)",
+            ) from error
+        self.socket.send(packed)
         asked_s = said_s = time.monotonic()
         while (waited_s := time.monotonic() - asked_s) < patience_s:
             self.receive(min(patience_s - waited_s, 1.0), lifeline)
@@ -83,10 +93,7 @@ class IpcClient:
                 said_s = time.monotonic()
                 so_far = duration(said_s - asked_s)
                 say(f"no answer from the daemon at {self.home} for {so_far}: is it stopped?")
-        raise NoDaemonError(
-            f"the daemon at {self.home} has not answered `{command}` for {duration(patience_s)}",
-            fix="look at its terminal; end it and start it again if it hangs",
-        )
+        raise no_answer(self.home, f"`{command}`", patience_s)
 
     def receive(self, timeout_s: float, lifeline: socket.socket | None = None) -> None:
         """Take what arrives within the time. Raise DaemonLostError when the lifeline ends."""
@@ -155,6 +162,13 @@ def _unwrap(value: dict[str, Any]) -> Any:
     error = value["value"]
     kind = ERRORS_BY_CODE.get(error["code"], AtollError)
     raise kind(error["what"], fix=error["fix"])
+
+
+def no_answer(home: Path, what: str, patience_s: float) -> NoDaemonError:
+    return NoDaemonError(
+        f"the daemon at {home} has not answered {what} for {duration(patience_s)}",
+        fix="look at its terminal; end it and start it again if it hangs",
+    )
 
 
 def lost(home: Path) -> AtollError:

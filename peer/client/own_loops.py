@@ -24,16 +24,39 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.units import count, duration
 from atoll.peer.client.console import say
-from atoll.peer.client.flat_vectors import Floats, vector_of
+from atoll.peer.client.flat_vectors import Floats, Vector, vector_of
 from atoll.peer.client.ipc_client import PROGRESS_S
 
 GATHER_WAIT_S = 3600.0  # machines of a cluster may come that long after each other
 PAUSE_MIN_S = 0.1  # between two gathers of too few: each is a round of the run ...
 PAUSE_MAX_S = 2.0  # ... and who comes is in the next one
-HAS, LACKS = b"has", b"lacks"  # what trainers tell each other of a state
+HAS, LACKS = b"has", b"lacks"  # what trainers tell each other of a state, and its elements
 OUT_OF_STEP = (CollectiveMismatchError, CollectiveMissedError, CollectiveLostError)
 
 Found = list[tuple[str, bytes]]
+
+
+class _Wait:
+    """Bound what takes several rounds, and say now and then that it goes on."""
+
+    def __init__(self, call: str, limit_s: float) -> None:
+        self._call, self._limit_s = call, limit_s
+        self._began_s = self._said_s = time.monotonic()
+
+    def goes_on(self, why: str, fix: str) -> None:
+        """Raise TooFewPeersError, for this reason, if it has taken too long."""
+        now_s = time.monotonic()
+        waited_s = now_s - self._began_s
+        if waited_s > self._limit_s:
+            raise TooFewPeersError(
+                f"{self._call} has waited {duration(waited_s)}: {why}",
+                fix=fix,
+                phase="barrier",
+                elapsed_s=waited_s,
+            )
+        if now_s - self._said_s > PROGRESS_S:
+            self._said_s = now_s
+            say(f"{self._call} goes on after {duration(waited_s)}: {why}")
 
 
 class ReducedValue(Protocol):
@@ -75,8 +98,9 @@ class OwnLoops(ABC):
         """
         if at_least < 1:
             raise ConfigError(f"gather(at_least={at_least})", fix="give a number of trainers")
+        wait = _Wait("gather()", wait_s)
         return self._gather_until(
-            lambda: data, lambda found: len(found) >= at_least, at_least, wait_s
+            lambda: data, lambda found: len(found) >= at_least, at_least, wait
         )
 
     def share(
@@ -91,31 +115,38 @@ class OwnLoops(ABC):
 
         ``state``: numpy arrays or torch tensors of float32, float16 or bfloat16, which are written
         in place: parameters, moments of the optimizer, the number of the step. Raises ConfigError
-        for others, TooFewPeersError as ``gather``, CodecError for NaN.
+        for others, and where this trainer's state has another size than the one that it is to take;
+        TooFewPeersError after ``wait_s``, CodecError for NaN.
         """
+        vectors, wait = [vector_of(one) for one in state], _Wait("share()", wait_s)
+        elements = sum(vector.elements for vector in vectors)
         while True:
             flags = self._gather_until(
-                lambda: HAS if self.has_state else LACKS,
-                lambda found: len(found) >= at_least or any(flag == HAS for _, flag in found),
+                lambda: b"%s %d" % (HAS if self.has_state else LACKS, elements),
+                lambda found: len(found) >= at_least or any(_has(flag) for _, flag in found),
                 at_least,
-                wait_s,
+                wait,
             )
-            owners = [peer for peer, flag in flags if flag == HAS]
+            owners = [peer for peer, flag in flags if _has(flag)]
             if len(owners) == len(flags):
                 return False
             donor = (owners or [peer for peer, _ in flags])[0]
+            _check_size(elements, donor, dict(flags)[donor])
             had_it = self.has_state
             try:
-                is_taken = self._take(state, donor)
-            except OUT_OF_STEP:
-                continue  # and it lacks the state now
+                is_taken, why = self._take(state, vectors, donor), f"{donor} has left meanwhile"
+            except OUT_OF_STEP as error:  # and it lacks the state now
+                is_taken, why = False, error.what
             if is_taken:
                 self.has_state = True
                 return not had_it and donor != self.peer_name
+            wait.goes_on(why, "let every trainer call share() at the same place of its loop")
 
-    def _take(self, state: Sequence[Any], donor: str) -> bool:
-        """Write the donor's state into everybody's; return whether it was still there."""
-        vectors = [vector_of(one) for one in state]
+    def _take(self, state: Sequence[Any], vectors: Sequence[Vector], donor: str) -> bool:
+        """Write the donor's state into everybody's; return whether it was still there.
+
+        The donor's own, too: a sum makes 0.0 of its -0.0.
+        """
         flat: Floats = np.zeros(sum(vector.elements for vector in vectors), np.float32)
         places = np.cumsum([0, *(vector.elements for vector in vectors)])
         parts = [flat[lo:hi] for lo, hi in pairwise(places)]
@@ -126,9 +157,8 @@ class OwnLoops(ABC):
         if donor not in total.peers:
             return False
         np.copyto(flat, total.value)
-        if donor != self.peer_name:
-            for one, vector, part in zip(state, vectors, parts, strict=True):
-                _write_in_place(one, vector.read(part))
+        for one, vector, part in zip(state, vectors, parts, strict=True):
+            _write_in_place(one, vector.read(part))
         return True
 
     def _gather_until(
@@ -136,13 +166,12 @@ class OwnLoops(ABC):
         data: Callable[[], bytes],
         is_enough: Callable[[Found], bool],
         at_least: int,
-        wait_s: float,
+        wait: _Wait,
     ) -> Found:
         """Return the first gather that is enough.
 
         ``data`` is asked for at each, as what this trainer has may change meanwhile.
         """
-        began_s = said_s = time.monotonic()
         pause_s, here = PAUSE_MIN_S, 1
         while True:
             try:
@@ -154,17 +183,7 @@ class OwnLoops(ABC):
                 # It has waited for a round of theirs, and theirs may be the next; or its daemon
                 # was started again, and has gone on.
                 why, pause_s = error.what, 0.0
-            waited_s = time.monotonic() - began_s
-            if waited_s > wait_s:
-                raise TooFewPeersError(
-                    f"gather() has waited {duration(waited_s)}: {why}",
-                    fix=f"start {max(1, at_least - here)} more trainers, or lower at_least",
-                    phase="barrier",
-                    elapsed_s=waited_s,
-                )
-            if time.monotonic() - said_s > PROGRESS_S:
-                said_s = time.monotonic()
-                say(f"gather() goes on after {duration(waited_s)}: {why}")
+            wait.goes_on(why, f"start {max(1, at_least - here)} more trainers, or lower at_least")
             time.sleep(pause_s)
             pause_s = min(PAUSE_MAX_S, max(PAUSE_MIN_S, 2 * pause_s))
 
@@ -176,6 +195,22 @@ class OwnLoops(ABC):
         except OUT_OF_STEP:
             self.has_state = False
             raise
+
+
+def _has(flag: bytes) -> bool:
+    return flag.split(b" ")[0] == HAS
+
+
+def _check_size(elements: int, donor: str, flag: bytes) -> None:
+    """Raise ConfigError if the donor's state has another number of elements than this one."""
+    theirs = flag.split(b" ")[-1]
+    if theirs != b"%d" % elements:
+        many = f"{int(theirs[:20]):,}" if theirs[:20].isdigit() else "an unknown number"
+        raise ConfigError(
+            f"share() of a state of {count(elements, 'element')} here, and {many} at {donor}, "
+            "whose state is to be taken",
+            fix="give all trainers the same model, optimizer and list of tensors",
+        )
 
 
 def _write_in_place(one: Any, values: Any) -> None:

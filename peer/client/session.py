@@ -19,6 +19,7 @@ daemon goes through its ``channel`` (trainer_channel.py).
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import weakref
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import CodecError, ConfigError
-from atoll.optim.run_spec import BLOB_BYTES_MAX
+from atoll.optim.run_spec import BLOB_BYTES_MAX, LENGTH_BYTES
 from atoll.peer.client.flat_vectors import Vector, vector_of
 from atoll.peer.client.own_loops import OwnLoops
 from atoll.peer.client.trainer_channel import (
@@ -56,7 +57,7 @@ def connect(
     """Open a session with the daemon of ``home``.
 
     ``home`` is by default ATOLL_HOME, else ``atoll`` in the user's state folder. Raises
-    NoDaemonError if none answers within ``timeout_s``.
+    NoDaemonError if none answers within ``timeout_s``, or a second for one that hangs.
 
     ``reconnect_s``: where the daemon ends, calls wait so long until it is started again, and go on:
     with the local work where the run is where it was or a round further, else from the run's
@@ -109,9 +110,9 @@ class Session(OwnLoops):
     def all_gather(self, data: bytes) -> list[tuple[str, bytes]]:
         """Return the bytes and peer names of all trainers, in the same order everywhere.
 
-        For small things: 64 KiB from each, 512 KiB from all. Raises ConfigError for more, at all
-        trainers alike if it is together that they are too many; other errors as for
-        :meth:`barrier`.
+        For small things: 64 KiB from each, 512 KiB from all, with 4 bytes for the length of each.
+        Raises ConfigError for more, at all trainers alike if it is together that they are too many;
+        other errors as for :meth:`barrier`.
         """
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ConfigError(
@@ -136,7 +137,8 @@ class Session(OwnLoops):
         than float32 save bytes and lose what they lose: nothing is fed back.
 
         Raises ConfigError for other tensors or codecs, CodecError for NaN or Inf (in a sum, for
-        more than 3.3e35); other errors as for :meth:`barrier`.
+        more than 3.3e35), or where the result has larger values than the dtype of ``tensor`` takes;
+        other errors as for :meth:`barrier`.
         """
         vector = vector_of(tensor)
         if op not in OPS:
@@ -169,6 +171,7 @@ class Session(OwnLoops):
         Raises ConfigError for an empty shape, for more than there is memory for, or for more
         buffers than 15.
         """
+        shape = tuple(map(operator.index, shape))  # those of numpy are no Python numbers
         elements = math.prod(shape)
         if elements < 1:
             raise ConfigError(f"a buffer of shape {shape}", fix="say how many elements it has")
@@ -177,14 +180,14 @@ class Session(OwnLoops):
         memory = self.channel.new_exchange_memory(elements)
         flat = memory.given(elements).reshape(shape)
         self._buffers[flat.ctypes.data] = memory
-        weakref.finalize(flat, self._let_go, flat.ctypes.data, memory.number).atexit = False
+        weakref.finalize(flat, self._let_go, flat.ctypes.data, memory).atexit = False
         torch = sys.modules.get("torch")
         return flat if torch is None else torch.from_numpy(flat)
 
-    def _let_go(self, address: int, number: int) -> None:
-        if (known := self._buffers.get(address)) is not None and known.number == number:
+    def _let_go(self, address: int, memory: ExchangeMemory) -> None:
+        if self._buffers.get(address) is memory:
             del self._buffers[address]
-            self.channel.drop(number)
+        self.channel.drop(memory)
 
     def members(self) -> Members:
         """Return the members of the run; only this peer while it is in no view."""
@@ -192,16 +195,23 @@ class Session(OwnLoops):
 
     def publish(self, name: str, number: int, values: Floats, codec: str = "float32") -> None:
         """Let others have float32[n] under this name and number; see ``TrainerChannel.publish``."""
+        self.channel.attach_for_collectives()
         self.channel.publish(name, number, values, codec)
 
     def newest(self, peer: str, name: str) -> int:
         """Return the number of a peer's newest vector of this name, 0 for none."""
+        self.channel.attach_for_collectives()
         return self.channel.newest(peer, name)
 
     def ask_vector(
         self, peer: str, name: str, number: int, elements: int, codec: str = "float32"
     ) -> AskedVector:
-        """Have a vector of a peer fetched as soon as it is published; its ``wait`` waits for it."""
+        """Have a vector of a peer fetched as soon as it is published; its ``wait`` waits for it.
+
+        Raises ConfigError for more than 64 at a time; each counts until it is dropped, or nothing
+        refers to it any more.
+        """
+        self.channel.attach_for_collectives()
         return self.channel.ask_vector(peer, name, number, elements, codec)
 
     def observe(self, **figures: Any) -> None:
@@ -209,7 +219,10 @@ class Session(OwnLoops):
         self.channel.observe(**figures)
 
     def report(self, **metrics: float) -> None:
-        """Send figures that `atoll status` shows for this trainer."""
+        """Send figures that `atoll status` shows for this trainer.
+
+        Raises SessionError before an optimizer is made or a collective is called.
+        """
         self.channel.ask("report", metrics={name: float(value) for name, value in metrics.items()})
 
     def status(self) -> dict[str, Any]:
@@ -227,10 +240,11 @@ class Session(OwnLoops):
         sizes = dict(outcome["sizes"])
         if sizes:
             largest = max(sizes, key=lambda name: sizes[name])
+            together = sum(sizes.values()) + LENGTH_BYTES * len(sizes)
             raise ConfigError(
-                f"the objects of {len(sizes)} trainers have {sum(sizes.values()):,} bytes together,"
-                f" the largest is {largest}'s with {sizes[largest]:,}; {BLOB_BYTES_MAX:,} fit into"
-                " one round",
+                f"the objects of {len(sizes)} trainers have {together:,} bytes together, with their"
+                f" lengths, the largest is {largest}'s with {sizes[largest]:,}; {BLOB_BYTES_MAX:,}"
+                " fit into one round",
                 fix="gather less from each trainer, in several rounds",
             )
         return [(name, given) for name, given in outcome["objects"]]

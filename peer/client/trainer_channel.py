@@ -52,6 +52,7 @@ from atoll.peer.client.ipc_client import (
     has_ended,
     is_readable,
     lost,
+    no_answer,
 )
 from atoll.peer.client.shared_memory import receive_region
 from atoll.peer.client.supervised import is_orphaned
@@ -199,7 +200,8 @@ class TrainerChannel:
         _OPEN.add(self)
         self._home = home
         self._lifeline: socket.socket | None = None
-        self._was_interrupted = False  # memory may come over the lifeline that no call waits for
+        # Memory may come over the lifeline that no call waits for, or there is no lifeline yet.
+        self._was_interrupted = False
         self._region: Floats | None = None  # of submissions; of encoded ones it is bytes
         self._theta: Floats | None = None  # of the run, shared with the daemon
         self.deadline_s = 600.0
@@ -221,6 +223,7 @@ class TrainerChannel:
         self._exchanges: dict[int, ExchangeMemory] = {}  # all that a call may use, by number
         self._dropped: list[int] = []  # the numbers of those that none will use any more
         self._vector_memory: Floats | None = None  # shared with the daemon: one vector at a time
+        self._forgotten: list[int] = []  # tickets of vectors that nobody can read any more
         self.round = 0
         self.epoch = 0
         self.operations = 0  # rounds that were calls of this trainer, whatever came of them
@@ -258,11 +261,14 @@ class TrainerChannel:
         """
         how = _Attached(spec, manifest, frozen, initial)
         self.deadline_s = spec.round_deadline_s
-        self.lasting(lambda: self._attach(how))
+        self._region = self.lasting(lambda: self._attach(how))
         self._attached = how
 
-    def _attach(self, how: _Attached) -> None:
-        """Attach to the daemon, and wait until the run's state can be pulled."""
+    def _attach(self, how: _Attached) -> Floats:
+        """Attach to the daemon, and wait until the run's state can be pulled.
+
+        Return the memory of submissions.
+        """
         packed = {"blob": blob(how.spec, how.manifest), "frozen": how.frozen}
         started_s = said_s = time.monotonic()
         limit_s = self.limited(self.deadline_s)
@@ -287,7 +293,7 @@ class TrainerChannel:
         if answer["text"]:
             say(answer["text"])
         self._client.events.clear()
-        self._region = self._receive("region", writable=True)
+        return self._receive("region", writable=True)
 
     def submit(
         self,
@@ -305,7 +311,9 @@ class TrainerChannel:
         a round cannot carry.
         """
         if self._region is None:
-            raise SessionError("submit before attach", fix="call attach first")
+            raise SessionError(
+                "submit before attach", fix="make the optimizer first, or call a collective"
+            )
         base = self.lasting(lambda: self._write_submission(write, fragment))
         self._calls += 1
         self._submitted[fragment] = submission = _Submission(self._calls, float(weight), steps)
@@ -441,7 +449,7 @@ class TrainerChannel:
         Cheap enough for every training step.
         """
         self._check_process()
-        if self._lifeline is not None and self._was_interrupted:
+        if self._was_interrupted:
             self._come_back(_interrupted(self._home))
         elif self._lifeline is not None and has_ended(self._lifeline):
             self._come_back(lost(self._home))
@@ -491,6 +499,7 @@ class TrainerChannel:
         if self._lifeline is not None:
             self._lifeline.close()
             self._lifeline = None
+        self._was_interrupted = False
         if hasattr(self, "_client"):
             self._client.close()
         self._region = self._exchange = self._vector_memory = None
@@ -514,7 +523,7 @@ class TrainerChannel:
             memory = self._exchange
             if memory is None or not self.has(memory) or memory.elements < elements:
                 if memory is not None:
-                    self.drop(memory.number)
+                    self.drop(memory)
                 memory = self._exchange = self._new_exchange(elements)
             return memory
 
@@ -534,10 +543,11 @@ class TrainerChannel:
         """Return whether a call may use this memory: the daemon has it, and nothing else does."""
         return self._exchanges.get(memory.number) is memory
 
-    def drop(self, number: int) -> None:
-        """Use this memory no more."""
-        if self._exchanges.pop(number, None) is not None:
-            self._dropped.append(number)
+    def drop(self, memory: ExchangeMemory) -> None:
+        """Use this memory no more; not another one with its number, which a later daemon gave."""
+        if self.has(memory):
+            del self._exchanges[memory.number]
+            self._dropped.append(memory.number)
 
     def reduce(
         self, memory: ExchangeMemory, elements: int, op: str, codec: str
@@ -547,7 +557,7 @@ class TrainerChannel:
         A call that fails leaves the memory to the daemon: a round may yet read it. So does one
         whose result is elsewhere.
         """
-        self.drop(memory.number)
+        self.drop(memory)
         call = {"memory": memory.number, "elements": elements, "op": op, "codec": codec}
         outcome = self.operate(kind=REDUCE, **call)
         if outcome.get("moved"):
@@ -636,6 +646,7 @@ class TrainerChannel:
         for more than four names, or without memory.
         """
         check_codec(codec, "publish()")
+        number = int(number)
 
         def publish() -> Floats:
             shared = self.vector_memory(values.size)
@@ -658,16 +669,25 @@ class TrainerChannel:
     ) -> AskedVector:
         """Have a vector fetched as soon as it is published.
 
-        This peer's own are had in the same way.
+        This peer's own are had in the same way. Raises ConfigError for more than 64 that are
+        neither dropped nor forgotten.
         """
+        number, elements = int(number), int(elements)
 
         def ask() -> int:
+            while self._forgotten:
+                self.ask_once("drop_vector", ticket=self._forgotten.pop())
             self.vector_memory(elements)
             what = {"peer": peer, "name": name, "number": number, "elements": elements}
             return int(self.ask_once("ask_vector", codec=codec, **what))
 
         ticket = self.lasting(ask)
         return AskedVector(self, f"{name} {number} of {peer}", ticket, elements)
+
+    def forget_vector(self, ticket: int, connection: int) -> None:
+        """Note that a vector cannot be read any more; the next ``ask_vector`` drops it."""
+        if connection == self.connection:
+            self._forgotten.append(ticket)
 
     def vector_memory(self, elements: int) -> Floats:
         """Return float32[elements] shared with the daemon.
@@ -702,7 +722,9 @@ class TrainerChannel:
         ago.
         """
         if self._region is None:
-            raise SessionError("fits before attach", fix="call attach first")
+            raise SessionError(
+                "fits before attach", fix="make the optimizer first, or call a collective"
+            )
         place = {"terms": validation.terms, "target": validation.target}
 
         def ask() -> bool:
@@ -736,10 +758,10 @@ class TrainerChannel:
     def ask_once(self, command: str, **arguments: Any) -> Any:
         """Return the daemon's answer to a command; figures that were observed go along."""
         self._check_process()
-        if self._lifeline is None:
-            raise SessionError("this session is closed", fix="call atoll.connect() again")
         if self._was_interrupted:
             raise _interrupted(self._home)
+        if self._lifeline is None:
+            raise SessionError("this session is closed", fix="call atoll.connect() again")
         if self._figures and command in CARRIERS:
             arguments["figures"] = {n: float(t) / count for n, (t, count) in self._figures.items()}
             self._figures.clear()
@@ -763,6 +785,14 @@ class TrainerChannel:
                 self._come_back(error)
 
     def _come_back(self, error: AtollError) -> None:
+        """Do what ``_attach_again`` does; where Ctrl+C ends that, the next call begins it anew."""
+        try:
+            self._attach_again(error)
+        except BaseException as why:
+            self._was_interrupted |= not isinstance(why, AtollError)
+            raise
+
+    def _attach_again(self, error: AtollError) -> None:
         """Attach to the next process of the daemon that has ended, or anew to one that is there.
 
         The latter after a call was interrupted, also where nobody waits for a daemon.
@@ -777,6 +807,7 @@ class TrainerChannel:
         if (not reconnect_s and not is_there) or ended_s >= self._ends_by_s:
             raise error
         if is_there:
+            reconnect_s = max(reconnect_s, COMMAND_TIMEOUT_S)
             say(error.what)
         elif not is_orphaned():
             say(
@@ -801,6 +832,7 @@ class TrainerChannel:
                         fix="start this trainer again",
                     )
                 self.connection += 1
+                self._forgotten = []  # tickets of the one before, also since it has ended
                 how_it_goes_on = self._resume() if self._attached is not None else ""
             except NoDaemonError as late:
                 waited_s = time.monotonic() - ended_s
@@ -821,9 +853,12 @@ class TrainerChannel:
             return
 
     def _connect(self, by_s: float) -> dict[str, Any]:
+        """Connect to the daemon. Raise NoDaemonError where none is there in time, or it hangs."""
         self._client = self._wait_for_daemon(by_s)
-        self._lifeline = self._open_lifeline()
-        hello = self.ask_once("hello", pid=self._pid)
+        by_s = max(by_s, time.monotonic() + ANSWER_S)
+        self._lifeline = self._open_lifeline(by_s)
+        about, left_s = {"pid": self._pid}, by_s - time.monotonic()
+        hello = self._client.ask("hello", about, self._lifeline, left_s)
         assert isinstance(hello, dict)
         return hello
 
@@ -850,9 +885,10 @@ class TrainerChannel:
         """Attach as before, and go on with what the run allows; return how, for people."""
         assert self._attached is not None
         before = self._region
-        self._attach(self._attached)
-        if before is not None and self._region is not None:
-            np.copyto(self._region, before)  # before anything else: this daemon may end as well
+        region = self._attach(self._attached)
+        if before is not None:
+            np.copyto(region, before)  # before anything else: this daemon may end as well
+        self._region = region
         waiting = {f: self._committed.get(f, self._began_at) for f in self._submitted}
         number, chain = self._base or (0, b"")
         said = self.ask_once("resume", round=number, chain=chain, waiting=list(waiting.items()))
@@ -874,14 +910,19 @@ class TrainerChannel:
             found.add(kind)
         return _how_it_goes_on(said["round"], why_not, found, is_based=self._base is not None)
 
-    def _open_lifeline(self) -> socket.socket:
+    def _open_lifeline(self, by_s: float) -> socket.socket:
         lifeline = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        left_s = by_s - time.monotonic()
         try:
-            lifeline.settimeout(COMMAND_TIMEOUT_S)
+            lifeline.settimeout(left_s)
             lifeline.connect(os.fspath(socket_path(self._home, LIFELINE)))
             lifeline.sendall(self._client.identity)
             if lifeline.recv(1) != b"!":
                 raise lost(self._home)
+            lifeline.settimeout(COMMAND_TIMEOUT_S)
+        except TimeoutError as error:
+            lifeline.close()
+            raise no_answer(self._home, "this session", left_s) from error
         except OSError as error:
             lifeline.close()
             raise lost(self._home) from error
@@ -956,6 +997,9 @@ class AskedVector:
         self._channel, self._text = channel, text
         self._ticket, self._elements = ticket, elements
         self._connection = channel.connection
+        # A finalizer may run in the middle of another call, so it sends nothing.
+        self._forgetting = weakref.finalize(self, channel.forget_vector, ticket, channel.connection)
+        self._forgetting.atexit = False
 
     def __str__(self) -> str:
         return self._text
@@ -1013,7 +1057,7 @@ class AskedVector:
         """Return the vector, float32[n], read-only.
 
         Its memory is this one's until the session's next call of any vector. It may be read again,
-        until it is dropped.
+        so the daemon keeps it until it is dropped, or nothing refers to this object any more.
         """
         self._ask("read_vector")
         shown = self._channel.vector_memory(self._elements).view()
@@ -1024,6 +1068,7 @@ class AskedVector:
         """Give the vector up: it is not wanted (any more)."""
         with contextlib.suppress(StateError):  # else it is gone with its daemon
             self._ask("drop_vector")
+        self._forgetting.detach()
 
 
 def check_codec(name: str, call: str) -> None:

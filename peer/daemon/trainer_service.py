@@ -434,7 +434,9 @@ class TrainerService:
         """Take the trainer's call in; or say why it has to be made again in a moment."""
         trainer, own = self.known(client), self._node.follower
         if not trainer.in_step:
-            raise SessionError("a collective before attach", fix="call attach first")
+            raise SessionError(
+                "a collective before attach", fix="make the optimizer first, or call a collective"
+            )
         submission = call_of(arguments, own)
         number = int(arguments.get("memory", 0))
         halves = halves_of(trainer.exchanges.get(number), submission.operation)
@@ -584,7 +586,10 @@ class TrainerService:
     def known(self, client: bytes) -> AttachedTrainer:
         """Return the trainer, which is this client. Raise SessionError if it is not."""
         if self.trainer is None or self.trainer.client != client:
-            raise SessionError("this client is not the daemon's trainer", fix="call attach first")
+            raise SessionError(
+                "this client is not the daemon's trainer",
+                fix="make the optimizer first, or call a collective",
+            )
         return self.trainer
 
 

@@ -86,7 +86,8 @@ class VectorClient:
         """
         if len(self._fetches) >= FETCHES_MAX:
             raise ConfigError(
-                f"{len(self._fetches)} vectors are being fetched", fix="read or drop them first"
+                f"{len(self._fetches)} vectors are being fetched, or are here to be read",
+                fix="drop those that are read: asked.drop()",
             )
         head = self._loop.create_future()
         fetch = VectorFetch(peer, name, number, elements, codec, self._ticket(), head)

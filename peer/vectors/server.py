@@ -229,7 +229,9 @@ class VectorService:
     def _known(self, client: bytes) -> AttachedTrainer:
         trainer = self._trainers.known(client)
         if not trainer.in_step:
-            raise SessionError("vectors before attach", fix="call attach first")
+            raise SessionError(
+                "vectors before attach", fix="make the optimizer first, or call a collective"
+            )
         return trainer
 
     def _values(self, client: bytes, elements: int) -> F32:
@@ -285,9 +287,10 @@ class VectorServer:
     async def publish(self, name: str, number: int, values: F32, codec: str) -> None:
         """Store a vector of the trainer (``VectorStore.put``) and send it to all who wait for it.
 
-        ConfigError, CodecError, MemoryError.
+        ConfigError; CodecError, and then what was published can still be had; MemoryError.
         """
         async with self._publishing:
+            await asyncio.to_thread(self.store.check, name, number, values, codec)
             self.store.drop(name, self._published.begin(name, number))
             await asyncio.to_thread(self.store.put, name, number, values, codec)
             self._carry_out(self._published.done(name, number))

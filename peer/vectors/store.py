@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.collectives import RoundResult, get_codec, grid_for
+from atoll.collectives.codecs.base import check_finite
 from atoll.collectives.digests import no_digest
 from atoll.collectives.errors import CodecError, ConfigError, StateError
 
@@ -78,7 +79,7 @@ class PublishedVectors:
         ConfigError for more names than there may be.
         """
         before = self._numbers.get(name, [])
-        if not before and len(self._numbers) >= NAMES_MAX:
+        if name not in self._numbers and len(self._numbers) >= NAMES_MAX:
             raise ConfigError(f"{name!r} would be vector {NAMES_MAX + 1}; at most {NAMES_MAX}")
         kept = [n for n in before if n < number][-(KEPT - 1) :]
         self._numbers[name] = kept
@@ -171,18 +172,26 @@ class VectorStore:
         self._pinned: dict[str, StoredVector] = {}  # by name: not to be had, but read
         self._spares: dict[str, RoundResult] = {}
 
-    def put(self, name: str, number: int, values: F32, codec_name: str) -> None:
-        """Keep float32[n]; afterwards ``values`` are what others will decode.
+    def check(self, name: str, number: int, values: F32, codec_name: str) -> None:
+        """Raise CodecError for what ``put`` would not take, before older vectors go for it."""
+        get_codec(codec_name)
+        try:
+            check_finite(values)
+        except CodecError as error:
+            raise CodecError(
+                f"{name} {number}: {error.what}",
+                fix="look for the step that made them; what was published before can still be had",
+            ) from error
 
-        CodecError if they cannot be encoded; MemoryError.
+    def put(self, name: str, number: int, values: F32, codec_name: str) -> None:
+        """Keep float32[n] that ``check`` takes; afterwards they are what others will decode.
+
+        MemoryError.
         """
         codec, encoded = get_codec(codec_name), self._memory(name, values.size, codec_name)
         for chunk in range(encoded.grid.count):
             part = values[slice(*encoded.grid.bounds(chunk))]
-            try:
-                codec.encode(part, encoded.view(chunk))
-            except CodecError as error:
-                raise CodecError(f"{name} {number}: {error.what}", fix=error.fix) from error
+            codec.encode(part, encoded.view(chunk))
             codec.decode(encoded.view(chunk), part)
         with self._lock:
             self._stored[name, number] = StoredVector(encoded)

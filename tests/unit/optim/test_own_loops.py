@@ -83,16 +83,17 @@ class Sum:
 
 @pytest.mark.parametrize("error", [CollectiveMismatchError, CollectiveMissedError])
 def test_who_was_out_of_step_says_so_and_takes_the_state_again(error: type[Exception]) -> None:
-    session = Script([("other", HAS)], error("they have taken a step"), [("other", HAS)])
+    has, lacks = HAS + b" 1", LACKS + b" 1"
+    session = Script([("other", has)], error("they have taken a step"), [("other", has)])
     session.has_state, state = True, np.zeros(1, np.float32)
     assert not session.share([state])
     assert session.share([state])
-    assert session.given == [HAS, HAS, LACKS]
+    assert session.given == [has, has, lacks]
     assert state == 7.0
 
 
 def test_an_owner_is_enough_for_a_newcomer() -> None:
     """Whatever it asks for: the others would go on without it."""
-    session = Script([], [("other", HAS)])
+    session = Script([], [("other", HAS + b" 1")])
     assert session.share([np.zeros(1, np.float32)], at_least=3)
-    assert session.given == [LACKS, LACKS]
+    assert session.given == [LACKS + b" 1"] * 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import CodecError, ConfigError
 from atoll.peer.client.flat_vectors import TILE_ELEMENTS, vector_of
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4) / 3
@@ -88,6 +88,21 @@ def test_parameters_give_plain_tensors() -> None:
     assert not back.requires_grad
     assert back.tolist() == [3.0] * 3
     assert parameter.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda a: a[:, ::-1]])
+def test_a_result_that_the_dtype_cannot_hold_is_refused(kind: Callable[[Any], Any]) -> None:
+    given = kind(np.full((2, 3), -40_000.0, np.float16))
+    assert (round_trip(given, 1.5) == -60_000.0).all()
+    with pytest.raises(CodecError, match="float16 has come to values that its dtype cannot hold"):
+        round_trip(given, 2.0)
+
+
+def test_a_result_that_bfloat16_cannot_hold_is_refused() -> None:
+    vector = vector_of(torch.zeros(3, dtype=torch.bfloat16))
+    assert vector.read(np.full(3, 3.38e38, np.float32)).isfinite().all()
+    with pytest.raises(CodecError, match="bfloat16"):
+        vector.read(np.full(3, 3.4e38, np.float32))
 
 
 @pytest.mark.gpu

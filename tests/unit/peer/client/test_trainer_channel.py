@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +12,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from atoll.collectives.errors import AtollError, ConfigError, NoDaemonError, RoundTimeoutError
+from atoll.collectives.errors import (
+    AtollError,
+    ConfigError,
+    NoDaemonError,
+    RoundTimeoutError,
+    SessionError,
+)
 from atoll.peer.client import trainer_channel
 from atoll.peer.client.shared_memory import Region, send_region
 from atoll.peer.client.trainer_channel import ANSWER_S, AskedVector, TrainerChannel
-from atoll.peer.daemon.ipc_server import IpcServer
+from atoll.peer.daemon.ipc_server import LIFELINE, Handler, IpcServer
 from atoll.peer.net.identity import socket_path
 
 USUAL_S = 600.0
@@ -105,9 +113,11 @@ def test_several_waits_of_who_hurries_are_over_together(
 
 
 class Lender:
-    """Hand out memory as a daemon does, from a thread, and nothing else."""
+    """Hand out memory and tickets as a daemon does, from a thread, and nothing else."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, is_silent: bool = False) -> None:
+        (home / "run").mkdir(mode=0o700, exist_ok=True)  # the one before has removed it
+        self._is_silent, self._tickets, self.dropped = is_silent, 0, list[int]()
         self._home, self._is_ready, self._over = home, threading.Event(), asyncio.Event()
         self._loop, self._lent = asyncio.new_event_loop(), 0
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
@@ -116,39 +126,68 @@ class Lender:
 
     async def _serve(self) -> None:
         self._server = IpcServer(lambda name: socket_path(self._home, name))
-        self._server.start({"hello": self._hello, "exchange": self._exchange}, lambda client: None)
+        handlers: dict[str, Handler] = {
+            "hello": self._hello,
+            "exchange": self._exchange,
+            "vector_memory": self._vector_memory,
+            "ask_vector": self._ask_vector,
+            "drop_vector": self._drop_vector,
+        }
+        self._server.start(handlers, lambda client: None)
         self._is_ready.set()
         await self._over.wait()
         self._server.close()
 
     async def _hello(self, client: bytes, _: dict[str, Any]) -> dict[str, Any]:
         self._server.lifeline(client)
+        if self._is_silent:
+            await self._over.wait()
         return {"run": "demo", "peer": "a", "keeps_rounds": False}
 
     async def _exchange(self, client: bytes, arguments: dict[str, Any]) -> int:
         if arguments["elements"] > 100:
             raise ConfigError("no memory")
-        region = Region("exchange", 2 * arguments["elements"])
-        send_region(self._server.lifeline(client), region, writable=True)
-        region.close()
+        self._lend(client, 2 * arguments["elements"])
         self._lent += 1
         return self._lent
 
+    async def _vector_memory(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self._lend(client, arguments["elements"])
+
+    def _lend(self, client: bytes, elements: int) -> None:
+        region = Region("lent", elements)
+        send_region(self._server.lifeline(client), region, writable=True)
+        region.close()
+
+    async def _ask_vector(self, client: bytes, arguments: dict[str, Any]) -> int:
+        assert arguments["number"] == 7
+        self._tickets += 1
+        return self._tickets
+
+    async def _drop_vector(self, client: bytes, arguments: dict[str, Any]) -> None:
+        self.dropped.append(arguments["ticket"])
+
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(10.0)
         self._loop.close()
 
 
 @pytest.fixture
-def borrower(tmp_path: Path) -> Iterator[TrainerChannel]:
-    """Yield a session that waits for no daemon that has ended: this one has not."""
-    (tmp_path / "run").mkdir(mode=0o700)
+def lender(tmp_path: Path) -> Iterator[Lender]:
     lender = Lender(tmp_path)
+    yield lender
+    lender.close()
+
+
+@pytest.fixture
+def borrower(tmp_path: Path, lender: Lender) -> Iterator[TrainerChannel]:
+    """Yield a session that waits for no daemon that has ended: this one has not."""
     borrower = TrainerChannel(tmp_path, 10.0, reconnect_s=0.0)
     yield borrower
     borrower.close()
-    lender.close()
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, NoDaemonError])
@@ -204,3 +243,120 @@ def test_memory_that_the_daemon_refuses_leaves_the_rest_as_it_is(borrower: Train
     borrower.check()
     assert borrower.exchange_memory(5) is before
     assert borrower.connection == 0
+
+
+def test_arguments_that_cannot_travel_are_refused_and_nothing_was_sent(
+    borrower: TrainerChannel,
+) -> None:
+    before = borrower.exchange_memory(5)
+    with pytest.raises(ConfigError, match=r"`exchange` cannot be sent .*int64"):
+        borrower.new_exchange_memory(np.int64(5))  # type: ignore[arg-type]
+    borrower.check()
+    assert borrower.has(before)
+    assert borrower.connection == 0
+
+
+def test_memory_of_an_earlier_daemon_takes_none_of_the_next_ones_with_it(
+    borrower: TrainerChannel,
+) -> None:
+    """Numbers begin at 1 with each."""
+    before = borrower.exchange_memory(5)
+    borrower._exchanges[before.number] = after = trainer_channel.ExchangeMemory(
+        before.number, before.shared
+    )
+    borrower.drop(before)
+    assert borrower.has(after)
+    borrower.drop(after)
+    borrower.drop(after)
+    assert not borrower.has(after)
+    assert borrower._dropped == [after.number]
+
+
+def test_vectors_that_nobody_refers_to_are_dropped_with_the_next_question(
+    lender: Lender, borrower: TrainerChannel
+) -> None:
+    number: Any = np.int64(7)  # as of numpy's random generators
+    for _ in range(3):
+        asked = borrower.ask_vector("a", "phi", number, 4)
+    assert lender.dropped == [1]
+    asked.drop()
+    asked = borrower.ask_vector("a", "phi", number, 4)
+    assert lender.dropped == [1, 3, 2]
+
+
+def test_tickets_of_an_earlier_daemon_are_not_dropped_at_the_next(
+    tmp_path: Path, lender: Lender
+) -> None:
+    borrower = TrainerChannel(tmp_path, 10.0, reconnect_s=10.0)
+    asked = borrower.ask_vector("a", "phi", 7, 4)
+    lender.close()
+    borrower.forget_vector(1, borrower.connection)  # before anybody sees that it has ended
+    another = Lender(tmp_path)
+    borrower.check()
+    del asked
+    borrower.ask_vector("a", "phi", 7, 4)
+    assert another.dropped == []
+    borrower.close()
+    another.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_daemon_that_hangs_is_none_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_channel, "ANSWER_S", 0.1)
+    began_s = time.monotonic()
+    (tmp_path / "run").mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(socket_path(tmp_path, LIFELINE)))
+        listener.listen()  # and accepts nobody, as when it is stopped
+        with pytest.raises(NoDaemonError, match=r"has not answered this session for \d+ ms"):
+            TrainerChannel(tmp_path, 0.2)
+    silent = Lender(tmp_path, is_silent=True)
+    with pytest.raises(NoDaemonError, match="has not answered `hello`"):
+        TrainerChannel(tmp_path, 0.2)
+    silent.close()
+    assert time.monotonic() - began_s < trainer_channel.COMMAND_TIMEOUT_S
+
+
+def test_who_gives_up_waiting_for_a_daemon_waits_again_with_the_next_call(
+    tmp_path: Path, lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook: Ctrl+C does not close the session."""
+    borrower = TrainerChannel(tmp_path, 10.0, reconnect_s=10.0)
+    lender.close()
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(borrower, "_wait_for_daemon", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            borrower.exchange_memory(5)
+        with pytest.raises(KeyboardInterrupt):
+            borrower.check()
+    another = Lender(tmp_path)
+    assert len(borrower.exchange_memory(5).shared) == 10
+    borrower.close()
+    with pytest.raises(SessionError, match="is closed"):
+        borrower.exchange_memory(5)
+    another.close()
+
+
+def test_what_was_submitted_is_there_after_coming_back_was_interrupted(
+    borrower: TrainerChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, manifest = trainer_channel._collectives()
+    borrower._attached = trainer_channel._Attached(spec, manifest, "refuse", lambda flat: None)
+    borrower._region = np.ones(3, np.float32)
+    monkeypatch.setattr(borrower, "ask_once", lambda *_, **__: {"state": "ready", "text": ""})
+    monkeypatch.setattr(borrower, "_receive", lambda *_, **__: np.zeros(3, np.float32))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np, "copyto", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            borrower._resume()
+    assert borrower._region.tolist() == [1.0] * 3

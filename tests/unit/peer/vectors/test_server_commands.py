@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.collectives.errors import ConfigError, ConnectError, SessionError
+from atoll.collectives.errors import CodecError, ConfigError, ConnectError, SessionError
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
 from atoll.peer.client.shared_memory import Region
@@ -19,6 +19,7 @@ from atoll.peer.daemon.trainer_service import AttachedTrainer, TrainerService
 from atoll.peer.membership.view import WITNESS, Member, View, short
 from atoll.peer.rounds.outputs import TrainerOutputs
 from atoll.peer.streams.transfers import Transfers
+from atoll.peer.vectors.client import FETCHES_MAX
 from atoll.peer.vectors.messages import AskVector, DropVector, VectorIs
 from atoll.peer.vectors.server import VectorService
 
@@ -201,6 +202,40 @@ def test_own_vectors_are_had_in_the_same_way() -> None:
         with pytest.raises(SessionError, match="no memory was asked for 5,001"):
             await site.call("publish", **place | {"elements": ELEMENTS + 1})
         assert [type(message) for message in site.sent] == [AskVector]
+
+    play(scenario)
+
+
+def test_a_vector_that_is_refused_takes_no_other_ones_place() -> None:
+    async def scenario(site: Site) -> None:
+        region = site.service._region
+        assert region is not None
+        region.floats[:] = 1.0
+        place = {"name": "phi", "elements": ELEMENTS, "codec": "int8"}
+        for number in (1, 2):
+            await site.call("publish", number=number, **place)
+        region.floats[-1] = np.nan
+        for name in ("phi", "another"):
+            with pytest.raises(CodecError, match=f"{name} 3: NaN"):
+                await site.call("publish", number=3, **place | {"name": name})
+        for number in (1, 2):
+            ticket = await site.ask(ME, number, codec="int8")
+            assert await site.call("look_for_vector", ticket=ticket, timeout_s=5.0) == "here"
+        region.floats[:] = 1.0
+        for name in ("a", "b", "c"):  # four are allowed, and nothing holds "another"
+            await site.call("publish", number=1, **place | {"name": name})
+
+    play(scenario)
+
+
+def test_who_fetches_too_many_is_told_what_to_do() -> None:
+    async def scenario(site: Site) -> None:
+        for _ in range(FETCHES_MAX):
+            ticket = await site.ask()
+        with pytest.raises(ConfigError, match=f"{FETCHES_MAX} vectors .* are here to be read"):
+            await site.ask()
+        await site.call("drop_vector", ticket=ticket)
+        await site.ask()
 
     play(scenario)
 

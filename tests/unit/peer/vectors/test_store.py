@@ -85,10 +85,12 @@ def test_another_size_or_codec_gets_other_memory() -> None:
         store.drop("phi", [1])
 
 
-def test_what_cannot_be_encoded_is_named_and_not_kept() -> None:
+def test_what_cannot_be_encoded_is_named_before_it_is_stored() -> None:
     store, values = VectorStore(), vector(0)
-    values[-1] = np.nan
-    with pytest.raises(CodecError, match="phi 7: NaN"):
-        store.put("phi", 7, values, "int8")
-    with pytest.raises(StateError):
-        store.open("phi", 7)
+    store.check("phi", 7, values, "int8")
+    with pytest.raises(CodecError, match="no codec 'int3'"):
+        store.check("phi", 7, values, "int3")
+    for wrong in (np.nan, np.inf, -np.inf):
+        values[-1] = wrong
+        with pytest.raises(CodecError, match="phi 7: NaN"):
+            store.check("phi", 7, values, "int8")

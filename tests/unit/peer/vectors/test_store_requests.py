@@ -123,6 +123,15 @@ def test_what_waits_is_bounded() -> None:
         publisher.publish("one more", 1)
 
 
+def test_a_name_whose_first_vector_was_not_stored_may_be_tried_again() -> None:
+    publisher = Publisher()
+    for number in range(NAMES_MAX - 1):
+        publisher.publish(f"name {number}", 1)
+    assert publisher.published.begin("phi", 1) == []  # and there is no memory for it
+    publisher.publish("phi", 1)
+    assert publisher.ask("phi", 1) == ""
+
+
 def test_nobody_waits_for_ever() -> None:
     publisher = Publisher()
     assert publisher.ask("phi", 1, now_s=0.0) is None
