@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 READY = "READY=1"
 STOPPING = "STOPPING=1"
 ALIVE = "WATCHDOG=1"
+SAID_ONCE_S = 1.0  # a manager that is busy takes it by then, and nothing repeats it
 BEATS = 3  # signs of life in the time of the watchdog; sd_watchdog_enabled(3) advises two or more
 
 
@@ -29,26 +30,27 @@ class ServiceManager:
 
     def ready(self) -> None:
         """Say that the daemon is ready, and from now on that it is alive. Needs a running loop."""
-        self._tell(READY)
+        self._tell(READY, SAID_ONCE_S)
         if self._address and self._pause_s:
             self._beat()
 
     def stopping(self) -> None:
-        self._tell(STOPPING)
+        self._tell(STOPPING, SAID_ONCE_S)
 
     def _beat(self) -> None:
         self._tell(ALIVE)
         asyncio.get_running_loop().call_later(self._pause_s, self._beat)
 
-    def _tell(self, state: str) -> None:
+    def _tell(self, state: str, patience_s: float = 0.0) -> None:
         """Send a state. Where nobody takes it any more, say so once, and stay silent."""
         if not self._address:
             return
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                sender.setblocking(False)
-                sender.sendto(state.encode(), self._address)
-        except BlockingIOError:
+                sender.settimeout(patience_s)
+                sender.connect(self._address)  # else a full queue would be tried without a pause
+                sender.send(state.encode())
+        except (BlockingIOError, TimeoutError):
             return  # the manager is busy; the next sign of life follows
         except OSError as error:
             self._address = ""

@@ -172,7 +172,7 @@ class Fragmented(daemon.Daemon):
             return
         self._loop.call_later(LOOK_S, self._attach)
 
-    def _told(self, effect: ev.TellTrainer) -> None:
+    def _told(self, effect: ev.TellTrainer, call: int | None) -> None:
         if effect.kind != "reload":
             self._loop.call_later(INNER_S, self._submit, effect.fragment)
         elif self.node.follower.attached:

@@ -35,6 +35,8 @@ def test_every_peer_has_the_rows_of_all_and_they_add_up(tmp_path: Path) -> None:
 
         both = until(common, "all have rows of all", *run.peers.values(), timeout_s=WAIT_S)
         kept = [rows(home) for home in homes.values()]
+        for row in (row for each in kept for row in each.values()):
+            assert abs(row.pop("heard_unix_s") - row["unix_s"]) < WAIT_S  # type: ignore[operator]
         for key in both:
             assert kept[0][key] == kept[1][key] == kept[2][key]
         later = [row for (_, number), row in kept[0].items() if number > 3]

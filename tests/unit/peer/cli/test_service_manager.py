@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,25 @@ def test_it_is_told_ready_alive_and_stopping(manager_at: tuple[socket.socket, st
 
     asyncio.run(live())
     assert not said
+
+
+def test_what_is_said_once_waits_for_a_manager_that_is_busy(
+    manager_at: tuple[socket.socket, str],
+) -> None:
+    listening, address = manager_at
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                other.sendto(b"X", address)
+    late = threading.Timer(0.1, listening.recv, (100,))
+    late.start()
+    ServiceManager({"NOTIFY_SOCKET": address}, print).stopping()
+    late.join()
+    heard = b"X"
+    while heard == b"X":
+        heard = listening.recv(100)
+    assert heard == b"STOPPING=1"
 
 
 def test_an_abstract_address_begins_with_an_at() -> None:
