@@ -132,14 +132,14 @@ class ReachWatch:
         rates[self._host.peer_id] = self._relay
         return {one: float(rate) for one, rate in rates.items() if rate}
 
-    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"") -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes) -> None:
         """Avoid a relay for a while, and say so once: it has damaged what it carries.
 
-        ``peer``: on the way to whom, which may have done so itself; b"": it cannot be that.
+        ``peer``: on the way to whom, which may have done so itself.
         """
         if self._choice.blame(relay, self._loop.time(), peer):
-            minutes, to = FAULT_S / 60, f" to {short(peer)}" if peer else ""
-            what = f"relay {short(relay)} is avoided{to} for {minutes:.0f} min: {why}"
+            to, minutes = short(peer), FAULT_S / 60
+            what = f"relay {short(relay)} is avoided to {to} for {minutes:.0f} min: {why}"
             self._daemon.note("relay", what, peer=short(relay))
 
     def _works_at(self) -> str:

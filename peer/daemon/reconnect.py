@@ -132,7 +132,7 @@ class KnownReach(Protocol):
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
         """Return through whom a peer may be reached, the best first."""
 
-    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes, /) -> None:
         """Hear that what came through a relay was not what the other end, a peer, had sent."""
 
 

@@ -77,10 +77,10 @@ class KnownRelays(Protocol):
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
         """Return through whom a peer may be reached, the best first."""
 
-    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes, /) -> None:
         """Hear that what came through a relay was not what the other end had sent.
 
-        ``peer``: that other end, which may lie or have done it; b"": it cannot be that.
+        ``peer``: that other end, which may lie or have done it.
         """
 
     def observers(self) -> Sequence[Observer]:
@@ -93,7 +93,7 @@ class _NoRelays:
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> Sequence[bytes]:
         return ()
 
-    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes, /) -> None:
         """Forget it: nobody is asked to relay yet."""
 
     def observers(self) -> Sequence[Observer]:

@@ -16,13 +16,13 @@ from typing import Final, TypeAlias
 
 # A relay that damages bytes may be mended, or it was a single bit on its way.
 FAULT_S: Final = 600.0
-FAULTS_MAX: Final = 256  # of which it is remembered, of those seen here and of those heard of
+FAULTS_MAX: Final = 256  # that are remembered, the newest
 # What one peer says of more relays is not remembered, nor written down: a pair has few.
 FAULTS_PER_PEER_MAX: Final = 8
 # On the ways to so many peers a relay has to fail before it is avoided on the way to everybody.
 WITNESSES_MIN: Final = 2
 
-# Until when a relay is to be avoided, by relay and the peer on the way to which: b"" if to all.
+# Until when a relay is to be avoided, by relay and the peer on the way to which.
 _Faults: TypeAlias = OrderedDict[tuple[bytes, bytes], float]
 
 
@@ -31,18 +31,16 @@ class RelayChoice:
 
     def __init__(self, me: bytes) -> None:
         self._me = me
-        self._to_all_until_s: _Faults = OrderedDict()
-        self._to_peer_until_s: _Faults = OrderedDict()
+        self._faulty_until_s: _Faults = OrderedDict()
 
-    def blame(self, relay: bytes, now_s: float, peer: bytes = b"") -> bool:
+    def blame(self, relay: bytes, now_s: float, peer: bytes) -> bool:
         """Note that a relay does not carry what it was given; return whether that is news.
 
-        ``peer``: on the way to whom, who has seen it or may have done it; b"": to anybody.
+        ``peer``: on the way to whom, who has seen it or may have done it.
         """
-        is_news = not self.is_faulty(relay, peer, now_s)
-        faults = self._to_peer_until_s if peer else self._to_all_until_s
+        is_news, faults = not self.is_faulty(relay, peer, now_s), self._faulty_until_s
         is_new = now_s >= faults.get((relay, peer), float("-inf"))
-        if peer and is_new and self._count(peer, now_s) >= FAULTS_PER_PEER_MAX:
+        if is_new and self._count(peer, now_s) >= FAULTS_PER_PEER_MAX:
             return False
         faults[relay, peer] = now_s + FAULT_S
         faults.move_to_end((relay, peer))
@@ -52,13 +50,12 @@ class RelayChoice:
 
     def _count(self, peer: bytes, now_s: float) -> int:
         """Return how many relays have failed on the way to a peer."""
-        return sum(to == peer and now_s < s for (_, to), s in self._to_peer_until_s.items())
+        return sum(to == peer and now_s < s for (_, to), s in self._faulty_until_s.items())
 
     def is_faulty(self, relay: bytes, peer: bytes, now_s: float) -> bool:
         """Return whether a relay is to be avoided on the way to ``peer``."""
-        until_s = self._to_all_until_s.get((relay, b""), float("-inf"))
-        ways = {to for (one, to), s in self._to_peer_until_s.items() if one == relay and now_s < s}
-        return now_s < until_s or peer in ways or len(ways) >= WITNESSES_MIN
+        ways = {to for (one, to), s in self._faulty_until_s.items() if one == relay and now_s < s}
+        return peer in ways or len(ways) >= WITNESSES_MIN
 
     def rank(self, peer: bytes, relays: Iterable[bytes], now_s: float) -> list[bytes]:
         """Return the relays to ``peer``, the best first; those that are faulty come last."""

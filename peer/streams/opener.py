@@ -250,9 +250,9 @@ class StreamOpener:
                 stream.is_outdated = True
 
     def avoid(self, relay: bytes, peer: bytes) -> None:
-        """Let our streams through a relay be replaced, those to ``peer`` or, if b"", to all."""
+        """Let our streams to a peer through this relay be replaced."""
         for stream, opened in list(self._open.items()):
-            if opened.is_ours and stream.relay == relay and peer in (b"", opened.peer):
+            if opened.is_ours and stream.relay == relay and opened.peer == peer:
                 stream.is_outdated = True
 
     # ------------------------------------------------------------ to others

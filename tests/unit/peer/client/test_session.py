@@ -1,4 +1,4 @@
-"""What a session does before its channel is asked, and with what that answers; no daemon."""
+"""Check what a session does before its channel is asked, and with its answers; no daemon."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from atoll.peer.relay.choice import (
 )
 from atoll.peer.relay.silences import SILENT_LOOKS, Silences
 
-A, B = (name.encode() * 32 for name in "ab")
+A, B, C = (name.encode() * 32 for name in "abc")
 RELAYS = [bytes([number]) * 32 for number in range(1, 9)]
 ids = st.binary(min_size=32, max_size=32)
 
@@ -41,8 +41,8 @@ def test_pairs_are_spread_over_the_relays() -> None:
 def test_a_relay_that_was_seen_to_damage_comes_last_for_a_while() -> None:
     choice = RelayChoice(A)
     best, *rest = choice.rank(B, RELAYS, 0.0)
-    assert choice.blame(best, 1.0)
-    assert not choice.blame(best, 2.0), "that is no news"
+    assert choice.blame(best, 1.0, B)
+    assert not choice.blame(best, 2.0, B), "that is no news"
     assert choice.rank(B, RELAYS, 3.0) == [*rest, best]
     assert choice.rank(B, RELAYS, 2.0 + FAULT_S) == [best, *rest]
 
@@ -69,20 +69,21 @@ def test_a_relay_that_fails_on_the_ways_to_different_peers_is_avoided_to_all() -
 
 def test_faults_that_are_remembered_are_bounded() -> None:
     choice = RelayChoice(A)
-    for number in range(2 * FAULTS_MAX):
-        choice.blame(number.to_bytes(32, "big"), 0.0)
-        choice.blame(A, 0.0, number.to_bytes(32, "big"))
-    assert not choice.is_faulty(bytes(32), B, 1.0)
-    assert len(choice._to_all_until_s) == len(choice._to_peer_until_s) == FAULTS_MAX
+    relays = [number.to_bytes(32, "big") for number in range(2 * FAULTS_MAX)]
+    for relay in relays:
+        choice.blame(relay, 0.0, relay)
+    assert not choice.is_faulty(relays[0], relays[0], 1.0)
+    assert choice.is_faulty(relays[-1], relays[-1], 1.0)
+    assert len(choice._faulty_until_s) == FAULTS_MAX
 
 
 def test_a_peer_that_blames_everybody_makes_nobody_forget_what_was_seen() -> None:
     choice, bad = RelayChoice(A), b"r" * 32
-    assert choice.blame(bad, 0.0)
+    assert choice.blame(bad, 0.0, C)
     others = [number.to_bytes(32, "big") for number in range(2 * FAULTS_MAX)]
     news = [choice.blame(other, 1.0, B) for other in others]
     assert sum(news) == FAULTS_PER_PEER_MAX, "the rest is not even written down"
-    assert choice.is_faulty(bad, B, 2.0)
+    assert choice.is_faulty(bad, C, 2.0)
     assert choice.blame(others[-1], 1.0 + FAULT_S, B), "once these are over"
 
 

@@ -49,7 +49,7 @@ class Relays:
     def relays_to(self, peer: bytes, /, *, bulk: bool) -> tuple[bytes, ...]:
         return self.relays
 
-    def blame_relay(self, relay: bytes, why: str, peer: bytes = b"", /) -> None:
+    def blame_relay(self, relay: bytes, why: str, peer: bytes, /) -> None:
         self.blamed.put_nowait((relay, why, peer))
 
 
