@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from pathlib import Path
@@ -12,22 +13,32 @@ from harness.callers import callers
 from harness.movers import Mover, honest
 from harness.processes import WAIT_S, Fleet, fleet, until
 
+from atoll.collectives.errors import RoundError
 from atoll.peer.client.session import Session
 
 NAMES = "abcd"
 ROUNDS = 3
+LIAR_S = WAIT_S / 2
 
 
-def train(
-    session: Session, rule: str, moves: float, start: threading.Barrier, rounds: int = ROUNDS
-) -> torch.Tensor:
-    """Parameters that go by ``moves`` in each step; an outer step takes what the rule says."""
+def train(session: Session, rule: str, moves: float, start: threading.Barrier) -> torch.Tensor:
+    """Parameters that go by ``moves`` in each step; an outer step takes what the rule says.
+
+    Whoever lies may be left out, see several rounds go by in one call, and then call when all
+    others have ended: it waits for them no longer than LIAR_S.
+    """
     mover = Mover(session, aggregate=rule)
     while not all_attached(session):
         time.sleep(0.05)
     start.wait(WAIT_S)
-    for _ in range(rounds):
-        mover.move(moves)
+    is_lying = moves not in [honest(name) for name in NAMES]
+    with session.channel.hurry(LIAR_S if is_lying else math.inf):
+        try:
+            for _ in range(ROUNDS):
+                mover.move(moves)
+        except RoundError:
+            if not is_lying:
+                raise
     return mover.run
 
 
