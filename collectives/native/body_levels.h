@@ -162,22 +162,90 @@ INLINE int32_t dynamic_code(float scaled)
     return DYNAMIC_ZERO + ((passed ^ negative) - negative);
 }
 
+INLINE void look_up_codes(const float *restrict values, size_t count, float divisor,
+                          uint8_t *restrict codes)
+{
+    for (size_t i = 0; i < count; i++)
+        codes[i] = (uint8_t)dynamic_code(values[i] / divisor);
+}
+
+/* In wide vectors, arithmetic takes less time than to look up each element. A decade's levels are
+ * evenly spaced, so how many of them a magnitude has passed is the integer part of a polygon: a line
+ * for each decade, and one between two of them, where the space between two levels is between theirs.
+ * Spaces grow, so it is the least of the lines; but the last level, 1, is nearer to the one before it.
+ *
+ * The estimate is off by less than 2^-15, whatever is rounded, fused, or multiplied by a reciprocal.
+ * Where it is near an integer, or below all lines, the whole group is looked up: bits do not change. */
+#if VECTOR_BYTES == 64
+#define LINE(AT, SLOPE, START) __builtin_fmaf(AT, SLOPE, START)
+#define LESS(A, B) ((A) < (B) ? (A) : (B))
+#define MORE(A, B) ((A) > (B) ? (A) : (B))
+enum { ESTIMATED = 32, HELD_BITS = 11 };
+#define HELD 0x1.8p12f                /* with it, a float has HELD_BITS after the point */
+#define ESTIMATE_NEAR 0x1p-11f
+#define ESTIMATE_MIN 1.3e-4f          /* above the threshold of the lowest decade that has a line */
+#define ESTIMATE_DIVISOR_MAX 0x1p125f /* its reciprocal is a normal number */
+
+/* The code of a scaled value, shifted by HELD_BITS; `doubt` has bits from there on if it may not be. */
+INLINE int32_t estimated_code(float scaled, int32_t *doubt)
+{
+    float at = float_of(bits_of(scaled) & MAGNITUDE_BITS);
+    /* The number of levels that are passed, less a half. */
+    float passed = MORE(LINE(at, 200.0f, -71.7968679f), LINE(at, 71.1111111f, 56.3888889f));
+    passed = LESS(passed, LINE(at, 177.777778f, 45.2222222f)); /* between decades */
+    passed = LESS(passed, LINE(at, 355.555556f, 27.9444444f));
+    passed = LESS(passed, LINE(at, 888.888889f, 22.1111111f)); /* between decades */
+    passed = LESS(passed, LINE(at, 1777.77778f, 13.7222222f));
+    passed = LESS(passed, LINE(at, 4444.44444f, 10.5555556f)); /* between decades */
+    passed = LESS(passed, LINE(at, 8888.88889f, 6.61111111f));
+    float counted = float_of(bits_of(passed) | (bits_of(scaled) & ~MAGNITUDE_BITS));
+    counted = MORE(counted, -127.25f); /* -1 is no level */
+    int32_t code = bits_of(counted + (HELD + DYNAMIC_ZERO + 0.5f - ESTIMATE_NEAR));
+    *doubt |= code ^ bits_of(counted + (HELD + DYNAMIC_ZERO + 0.5f + ESTIMATE_NEAR));
+    int32_t small = -(at < ESTIMATE_MIN);
+    *doubt |= bits_of(at) & small; /* 0 is no doubt */
+    return (code & ~small) | (DYNAMIC_ZERO << HELD_BITS & small);
+}
+
+INLINE size_t estimate_codes(const float *restrict values, size_t count, float divisor,
+                             uint8_t *restrict codes)
+{
+    float factor = 1.0f / divisor;
+    size_t first = 0;
+    for (; first + ESTIMATED <= count; first += ESTIMATED) {
+        int32_t doubt = 0;
+        for (size_t i = first; i < first + ESTIMATED; i++)
+            codes[i] = (uint8_t)(estimated_code(values[i] * factor, &doubt) >> HELD_BITS);
+        if (doubt >> HELD_BITS)
+            look_up_codes(values + first, ESTIMATED, divisor, codes + first);
+    }
+    return first;
+}
+#endif
+
 INLINE int encode_dynamic_block(const float *restrict values, size_t count,
                                 uint8_t *restrict scale_out, uint8_t *restrict codes)
 {
-    int32_t top = largest_magnitude_bits(values, count), positive = 0;
+    int32_t top = 0, highest = -1;
+    for (size_t i = 0; i < count; i++) {
+        int32_t bits = bits_of(values[i]), magnitude = bits & MAGNITUDE_BITS;
+        top = top > magnitude ? top : magnitude;
+        highest = highest > bits ? highest : bits; /* negative bits are negative values */
+    }
     if (top >= INFINITY_BITS)
         return 0;
-    for (size_t i = 0; i < count; i++)
-        positive |= bits_of(values[i]) == top;
     float scale = float_of(top), divisor = 1.0f;
     if (scale < DYNAMIC_SCALE_MIN)
         scale = 0.0f; /* such values are so small that they round to 0 when divided by 1 */
     else
-        divisor = scale = positive ? scale : -scale;
+        divisor = scale = highest == top ? scale : -scale;
     memcpy(scale_out, &scale, sizeof scale);
-    for (size_t i = 0; i < count; i++)
-        codes[i] = (uint8_t)dynamic_code(values[i] / divisor);
+    size_t first = 0;
+#if VECTOR_BYTES == 64
+    if (float_of(top) <= ESTIMATE_DIVISOR_MAX)
+        first = estimate_codes(values, count, divisor, codes);
+#endif
+    look_up_codes(values + first, count - first, divisor, codes + first);
     return 1;
 }
 

@@ -1,7 +1,8 @@
 /* The loops, compiled once for each instruction set. Plain C that compilers vectorize.
  *
  * Bit for bit what the numpy forms in the codecs and in optim/outer_step.py do: every operation is rounded
- * to float32 by itself, in the same order. The build forbids contraction into fused multiply-adds.
+ * to float32 by itself, in the same order. The build forbids contraction into fused multiply-adds; only
+ * an estimate that is looked at again where it is close asks for them.
  * VECTOR_BYTES is the width of the instruction set's vectors.
  */
 #include <math.h>

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from atoll.collectives.codecs import CODECS, F32, NUMPY_CODECS, U8, Codec
 from atoll.collectives.codecs.blocks import BlockCodec
+from atoll.collectives.codecs.levels import LevelCodec
 from atoll.collectives.counter_rng import random_words, unit_floats
 from atoll.collectives.errors import CodecError
 from atoll.collectives.native import KERNEL_CODECS, KERNELS, NUMPY_REASON, Kernels
@@ -80,6 +81,29 @@ def test_encoding_many_blocks_and_short_ones(kernels: Kernels, codec: Codec) -> 
         values = normal(count, seed=count)
         ours = encode(kernels, codec, values, key=count)
         assert ours == encoded(codec, values, key=count).tobytes(), count
+
+
+@pytest.mark.parametrize(
+    "scale", [1.0, -1.0, 0.7, -3.3, 2.0**-105, -(2.0**-104), 2.0**125, 1.1 * 2.0**125, float(MAX)]
+)
+def test_dynamic8_beside_every_threshold_and_along_all_magnitudes(
+    kernels: Kernels, scale: float
+) -> None:
+    """Wide vectors estimate the code, and must know where they may be wrong."""
+    dynamic8 = NUMPY_CODECS["dynamic8"]
+    assert isinstance(dynamic8, LevelCodec)
+    limits = np.abs(dynamic8.levels.thresholds[: dynamic8.levels.count - 1])
+    limits = np.unique(limits).view(np.int32)[:, None]
+    exact = (limits + np.arange(-20, 21)).ravel()
+    beside = (limits + np.arange(-20, 21) * 997).ravel()
+    along = np.arange(2**-26, 1.0, 2**-16, np.float32).view(np.int32)
+    small = np.arange(np.float32(2**-26).view(np.int32), np.float32(1).view(np.int32), 4001)
+    magnitudes = np.concatenate([exact, beside, along, small]).astype(np.int32).view(np.float32)
+    magnitudes = np.minimum(np.concatenate([magnitudes, np.zeros(80, np.float32)]), 1)
+    scaled = magnitudes * np.float32(scale) * np.where(np.arange(magnitudes.size) % 3, 1, -1)
+    scaled = scaled.astype(np.float32)
+    scaled[::256] = np.float32(scale)
+    assert encode(kernels, dynamic8, scaled) == encoded(dynamic8, scaled).tobytes()
 
 
 @given(
