@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -43,8 +44,12 @@ TURN_LOOK_S: Final = 0.25
 # What heartbeats, votes and acknowledgements take of a cap, usually less: the plan of the rounds is
 # not told of it, so that they need not wait for each other.
 CONTROL_SHARE: Final = 0.03
+# A clock that shows an earlier day was never set: this line is younger.
+CLOCK_MIN: Final = date(2026, 1, 1)
+BEHIND_MAX: Final = timedelta(days=1)  # of a clock that is wrong, and of who travels west
 COUNT_FILE: Final = "traffic.json"
 COUNT_FILE_BYTES_MAX: Final = 4096
+NO_DAY: Final = date.min  # each is later
 # What is said of a step, by direction; that others get no state saves nothing on the way down.
 NO_PROBES_TEXT: Final = "no more probes are sent or taken today; rounds measure the links"
 SPREAD_TEXT: Final = "what is left is spread over the rest of the day, so rounds are slower"
@@ -246,7 +251,7 @@ class Caps:
 
     def _count(self) -> bytes:
         count = {f"{name}_bytes": moved for name, moved in self.today().items()}
-        return json.dumps({"day": self._day, **count}).encode()
+        return json.dumps({"day": self._day.isoformat(), **count}).encode()
 
     def _write(self, count: bytes) -> str:
         """Write the day's count, in any thread; return why it cannot be, or ""."""
@@ -266,8 +271,8 @@ class Caps:
 
     def _keep_to_the_hour(self) -> None:
         now = self._now()
-        day = time.strftime("%Y-%m-%d", now)
-        if day != self._day:
+        day = date(now.tm_year, now.tm_mon, now.tm_mday)
+        if _begins(day, self._day):
             self._day = day
             self._before = (-self.up.moved_bytes, -self.down.moved_bytes)
         minute = 60 * now.tm_hour + now.tm_min
@@ -296,23 +301,34 @@ class Caps:
         elif cap.step < step_before:
             self._note(f"{name}: a new day: nothing is held back any more")
 
-    def _read(self) -> tuple[str, tuple[int, int]]:
+    def _read(self) -> tuple[date, tuple[int, int]]:
         """Return the day that the home has a count of, and the count; no day if it has none."""
         try:
             with self._path.open("rb") as file:
                 document = json.loads(file.read(COUNT_FILE_BYTES_MAX))
             day, up, down = document["day"], document["up_bytes"], document["down_bytes"]
-            if type(day) is not str or type(up) is not int or type(down) is not int:
+            if type(up) is not int or type(down) is not int:
                 raise TypeError("a field has the wrong type")
             if min(up, down) < 0:
                 raise ValueError("a count below zero")
-            return day, (up, down)
+            return date.fromisoformat(day), (up, down)
         except FileNotFoundError:
-            return "", (0, 0)
+            return NO_DAY, (0, 0)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             why = f"{self._path} cannot be read ({type(error).__name__})"
             self._note(f"{why}: the day's count begins at nothing")
-            return "", (0, 0)
+            return NO_DAY, (0, 0)
+
+
+def _begins(day: date, counted: date) -> bool:
+    """Return whether the count begins anew on ``day``, where it is that of the day ``counted``.
+
+    A machine without a clock of its own begins in 1970 or a little behind, and is set minutes
+    later: until then its day is the one that has a count. But a clock that can be right says that
+    the count's was ahead, where that is further away: else a budget that is spent would remain so
+    until that day comes.
+    """
+    return day > counted or (day >= CLOCK_MIN and counted - day > BEHIND_MAX)
 
 
 def describe(status: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from atoll.peer.net.invite import DEFAULT_PORT
 
 # What holds where nobody has said anything, and a daemon has to know that nobody has.
 OPEN: Final = {
-    "listen": f"0.0.0.0:{DEFAULT_PORT}",
+    "listen": f":{DEFAULT_PORT}",
     "every": str(EVERY_DEFAULT),
     "policy": DEFAULT_RULES.policy,
     "on-lost": DEFAULT_RULES.on_lost,

@@ -7,7 +7,6 @@ import asyncio
 import faulthandler
 import os
 import signal
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +59,9 @@ from atoll.peer.net.invite import (
     check_run_name,
     format_address,
     parse_address,
+    parse_listen,
 )
+from atoll.peer.net.own_address import NOWHERE, own_address
 from atoll.peer.streams.congestion import AUTO, BBR, CUBIC, check
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
 
 
 INTERRUPTED = 130
+EVERY_ADDRESS = ("0.0.0.0", "::", "")
 # What SIGTERM means: the run goes on without this peer, and ends with the last one; or this peer
 # keeps its place in it.
 LEAVE, KEEP = "leave", "keep"
@@ -139,7 +141,8 @@ def add_peer_options(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        help=f"default 0.0.0.0:{DEFAULT_PORT}; port 0 takes any that is free",
+        help=f"default :{DEFAULT_PORT}, which is every address of this machine, IPv4 and IPv6;"
+        " port 0 takes any that is free",
     )
     verb.add_argument("--advertise", metavar="HOST[:PORT]", help="how others reach this peer")
     add_proxy_option(verb)
@@ -451,9 +454,9 @@ def _start(
             "a witness holds no state, so it writes no checkpoints",
             fix="leave --checkpoint out here, and give it to the others",
         )
-    listen_host, listen_port = _listen_address(parsed.listen)
-    if ":" in (parsed.advertise or "").rpartition("]")[2]:
-        parse_address(parsed.advertise)  # a wrong one is said before anything has begun
+    listen_host, listen_port = parse_listen(parsed.listen)
+    if parsed.advertise:
+        _check_advertised(parsed.advertise)  # a wrong one is said before anything has begun
     proxy = given_proxy(parsed)
     options = DaemonOptions(
         run=run,
@@ -660,13 +663,15 @@ def _lost_run(run: str) -> ConfigError:
     )
 
 
-def _listen_address(text: str | None) -> tuple[str, int]:
-    if text is not None:
-        return parse_address(text, port_min=0)
-    return "0.0.0.0", DEFAULT_PORT
-
-
-NOWHERE = "192.0.2.1"  # RFC 5737: only a route is looked up
+def _check_advertised(text: str) -> None:
+    """Raise ConfigError for what is no address at which others can dial."""
+    has_port = ":" in text.rpartition("]")[2]
+    host = parse_address(text)[0] if has_port else text.strip("[]")
+    if host in EVERY_ADDRESS:
+        raise ConfigError(
+            f"--advertise {text}: that is every address of a machine, and others can dial none",
+            fix="give the address or the name at which other machines reach this one",
+        )
 
 
 def _advertised_host(
@@ -675,29 +680,19 @@ def _advertised_host(
     """Return the host part of our address, for others to reach.
 
     It is where we listen, or the interface that leads to the run; 127.0.0.1 without a route. Behind
-    a proxy this machine may have no route to the run, and cannot resolve its names.
+    a proxy this machine may have no route to the run, and cannot resolve its names. Who listens on
+    IPv4 alone has no use for an address of IPv6.
     """
-    if listen_host not in ("0.0.0.0", "::", ""):
+    if listen_host not in EVERY_ADDRESS:
         return format_address(listen_host, 0).removesuffix(":0")
-    targets = [parse_address(contacts[0])[0] if contacts else NOWHERE]
+    targets = [*(parse_address(one)[0] for one in contacts[:1]), *NOWHERE]
     if proxy is not None:
-        targets = [NOWHERE, proxy.host]
-    host = next(filter(None, map(_own_address, targets)), "")
+        targets = [*NOWHERE, proxy.host]
+    host = own_address(*targets, only_ipv4=listen_host == "0.0.0.0")
     if not host:
         host = "127.0.0.1"
         log.say("no route to other machines was found: advertising 127.0.0.1 (--advertise sets it)")
     return f"[{host}]" if ":" in host else host
-
-
-def _own_address(target: str) -> str:
-    """Return the address that packets to a host come from; "" without a route to it."""
-    try:
-        family = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family[0], socket.SOCK_DGRAM) as probe:
-            probe.connect(family[4])  # a datagram socket only looks up the route
-            return str(probe.getsockname()[0])
-    except (OSError, UnicodeError):  # UnicodeError: a label that no DNS name may have
-        return ""
 
 
 class _Log:

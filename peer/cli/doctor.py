@@ -14,7 +14,7 @@ from atoll.peer.cli.admission import given_invite
 from atoll.peer.cli.proxy import add_proxy_option, given_proxy
 from atoll.peer.cli.settings import SecretAction
 from atoll.peer.net.identity import default_home
-from atoll.peer.net.invite import DEFAULT_PORT, parse_address
+from atoll.peer.net.invite import DEFAULT_PORT, parse_listen
 
 # A machine of today holds no larger model, and the figure is a typing mistake (optim/manifest.py).
 PARAMETERS_MAX: Final = 1 << 40
@@ -40,7 +40,7 @@ def add_doctor_verb(verbs: Any) -> argparse.ArgumentParser:
     )
     doctor.add_argument("--invite-file", metavar="FILE", help="a file that holds the invite")
     doctor.add_argument(
-        "--listen", metavar="HOST:PORT", help=f"as for `atoll join`; default 0.0.0.0:{DEFAULT_PORT}"
+        "--listen", metavar="HOST:PORT", help=f"as for `atoll join`; default :{DEFAULT_PORT}"
     )
     add_proxy_option(doctor)
     doctor.add_argument("--checkpoint", metavar="DIR", help="a folder that is to hold checkpoints")
@@ -83,14 +83,11 @@ def _doctor(parsed: argparse.Namespace) -> int:
     from atoll.peer.doctor.table import diagnose
 
     given = parsed.address is not None or parsed.invite_file is not None
-    listen = (
-        parse_address(parsed.listen, port_min=0) if parsed.listen else ("0.0.0.0", DEFAULT_PORT)
-    )
     question = Question(
         home=default_home(parsed.home),
         invite=given_invite(parsed) if given else None,
         checkpoint=Path(parsed.checkpoint).absolute() if parsed.checkpoint else None,
-        listen=listen,
+        listen=parse_listen(parsed.listen),
         elements=parsed.params or 0,
         rates=not parsed.no_rates,
         proxy=given_proxy(parsed),

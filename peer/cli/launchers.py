@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from atoll.collectives.errors import ConfigError
 from atoll.peer.membership.view import MEMBERS_MAX
-from atoll.peer.net.invite import DEFAULT_PORT, format_address, parse_address
+from atoll.peer.net.invite import format_address, parse_listen
 
 SLURM, K8S, SKY = LAUNCHERS = ("slurm", "k8s", "sky")
 RUN_CHARACTERS_MAX: Final = 64  # of a run's name, see check_run_name
@@ -37,7 +37,7 @@ def from_launcher(given: Mapping[str, Any], environ: Mapping[str, str]) -> Found
     this process.
     """
     listen = given.get("listen")
-    port = parse_address(listen, port_min=0)[1] if listen else DEFAULT_PORT
+    port = parse_listen(listen or None)[1]
     if not port:
         fix = "leave --listen out, or give it with a port"
         raise ConfigError("--from needs one port that all can dial, and --listen has 0", fix=fix)

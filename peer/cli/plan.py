@@ -96,7 +96,7 @@ def _listed(parsed: argparse.Namespace, defaults: HostDefaults) -> RunSketch:
         text = path.read_text("utf-8-sig")  # Excel writes a byte order mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text: {error.reason}") from error
-    return sketch_of_list(text, parsed.parameters, defaults, is_csv=path.suffix == ".csv")
+    return sketch_of_list(text, parsed.parameters, defaults, is_csv=path.suffix.lower() == ".csv")
 
 
 def _running(parsed: argparse.Namespace, defaults: HostDefaults) -> RunSketch:

@@ -111,6 +111,7 @@ def _run(parsed: argparse.Namespace, parser: Parser, of_join: Collection[str]) -
     from atoll.peer.client.ipc_client import answers
     from atoll.peer.daemon.ipc_server import LIFELINE
     from atoll.peer.supervisor.machine import Supervisor
+    from atoll.peer.supervisor.metadata import MetadataService
     from atoll.peer.supervisor.processes import ProcessPair, RunPlan
 
     command = _command(parsed.line)
@@ -124,6 +125,8 @@ def _run(parsed: argparse.Namespace, parser: Parser, of_join: Collection[str]) -
         raise ConfigError(
             "--notice-url without --on-notice", fix="say which cloud: --on-notice aws"
         )
+    cloud = parsed.on_notice or ""
+    service = MetadataService(parsed.notice_url or CLOUDS[cloud].url) if cloud else None
     _refuse_once(parsed, parser)
     entry, stdin = _entry(parsed, parser, of_join)
     first = _words(parsed, parser, OWN)
@@ -137,8 +140,8 @@ def _run(parsed: argparse.Namespace, parser: Parser, of_join: Collection[str]) -
         keeps=parsed.durable != OFF,
         on_term_keeps=parsed.on_term == KEEP,
         grace_s=parsed.grace_s,
-        cloud=parsed.on_notice,
-        notice_url=parsed.notice_url,
+        cloud=cloud,
+        notices_from=service,
     )
     machine = Supervisor(parsed.grace_s, parsed.restarts)
 

@@ -47,7 +47,10 @@ class PortMapper:
         self._make, self._say = make, say
         self._router = make()
         self._said = ""
-        self._thread: threading.Thread | None = None
+        self._idle = asyncio.Event()  # no thread asks the router
+        self._idle.set()
+        self._made: PortMapping | None = None  # also when nobody waited for it any more
+        self._is_over = False
         self._began_s = float("-inf")
         self._failures = 0
         self._soon = asyncio.Event()
@@ -65,7 +68,7 @@ class PortMapper:
             before, found = self.mapping, await self._forwarded(port)
             self._failures = 0 if found is not None else self._failures + 1
             if found is not None or self._failures > FAILURES_MAX:
-                self.mapping = found
+                self.mapping = self._made = found
             if found is None:
                 self._router = self._make()  # it has begun anew, or the machine has moved
             is_first, self.is_asking = self.is_asking, False
@@ -84,8 +87,15 @@ class PortMapper:
     async def _forwarded(self, port: int) -> PortMapping | None:
         outer_port = self.mapping.outer_port if self.mapping is not None else 0
         router = self._router
+
+        def forward() -> PortMapping:
+            made = router.forward(port, outer_port)
+            if self._is_over:
+                router.stop(made)  # nobody else would before the lease ends
+            return made
+
         try:
-            found = await self._in_thread(lambda: router.forward(port, outer_port), ASK_TIMEOUT_S)
+            found = await self._in_thread(forward, ASK_TIMEOUT_S)
         except RouterError as error:
             self._note(str(error))
             return None
@@ -97,13 +107,23 @@ class PortMapper:
         return found
 
     async def close(self) -> None:
-        """Have the router forget the mapping. Takes STOP_TIMEOUT_S at most."""
-        mapping, self.mapping = self.mapping, None
+        """Have the router forget the mapping, also one that it is making.
+
+        Takes STOP_TIMEOUT_S at most; what is made later, the thread that made it takes back.
+        """
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + STOP_TIMEOUT_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await self._idle.wait()
+        self._is_over = True
+        mapping, self.mapping = self.mapping or self._made, None
+        self._made = None
         if mapping is None:
             return
         where, router = format_address(mapping.outer_ip, mapping.outer_port), self._router
         try:
-            await self._in_thread(lambda: router.stop(mapping), STOP_TIMEOUT_S)
+            await self._in_thread(lambda: router.stop(mapping), until_s - loop.time())
         except RouterError as error:
             self._note(f"the router forwards {where} for up to {duration(LEASE_S)} more: {error}")
         else:
@@ -114,14 +134,15 @@ class PortMapper:
 
         Raises RouterError, also where it takes longer, or the last one still hangs.
         """
-        if self._thread is not None and self._thread.is_alive():
+        if not self._idle.is_set():
             raise RouterError("the router has not answered the last question yet")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
         def finish(result: T | None, error: Exception | None) -> None:
-            if self._thread is thread:
-                self._thread = None  # it has no more to do than to end
+            self._idle.set()
+            if isinstance(result, PortMapping):
+                self._made = result
             if answer.done():
                 return
             if error is not None:
@@ -138,8 +159,8 @@ class PortMapper:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(finish, result, failed)
 
-        thread = self._thread = threading.Thread(target=ask, name="upnp", daemon=True)
-        thread.start()
+        threading.Thread(target=ask, name="upnp", daemon=True).start()
+        self._idle.clear()  # `finish` has its turn later
         try:
             async with asyncio.timeout(limit_s):
                 return await answer

@@ -75,7 +75,7 @@ def _outbound(own: OwnReach, port: int, how: str, relays: bool) -> str:
         *vain,
     ]
     if any(one.outcome == OTHER for one in failed):
-        lines.append("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
+        lines.append("Two peers behind one router need two ports: --listen :PORT")
     return "\n".join(lines)
 
 

@@ -139,7 +139,8 @@ class DemoFigures:
             self.losses[1] = metrics["untrained_loss"]
         if "heldout_round" not in metrics:
             return
-        self.losses[int(metrics["heldout_round"])] = metrics["heldout_loss"]
+        if "heldout_loss" in metrics:  # a daemon keeps none that is no number any more
+            self.losses[int(metrics["heldout_round"])] = metrics["heldout_loss"]
         peer.steps, peer.contributed = int(metrics["steps"]), int(metrics["contributed"])
         peer.waited_s, peer.elapsed_s = metrics["waited_s"], metrics["elapsed_s"]
 

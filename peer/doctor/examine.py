@@ -12,9 +12,10 @@ from atoll.optim.footprint import host_bytes
 from atoll.optim.manifest import Manifest, Parameter
 from atoll.optim.run_spec import RunSpec
 from atoll.peer.doctor.facts import Facts, GpuFacts, ModelNeeds, RunFacts
-from atoll.peer.doctor.machine_probe import ask_torch, look_at_machine, own_address
+from atoll.peer.doctor.machine_probe import ask_torch, look_at_machine
 from atoll.peer.doctor.run_probe import ask_proxy, ask_run
 from atoll.peer.net.invite import Invite
+from atoll.peer.net.own_address import own_address
 from atoll.peer.net.proxy import Proxy
 
 # What a model is taken to be trained with where nobody says: DiLoCo, with updates in int8.
@@ -52,7 +53,7 @@ def examine(question: Question) -> Facts:
         if invite is not None:
             ask = ask_run(invite, question.home, question.listen, question.rates, question.proxy)
             run = asyncio.run(ask)
-            machine = replace(machine, address=own_address(run.found[0] if run.found else ""))
+            machine = replace(machine, address=own_address(*run.found[:1]))
         machine = replace(machine, gpu=gpu.result())
     return Facts(machine, run, needs_of(run, question.elements))
 

@@ -124,7 +124,7 @@ def checkpoint_room(facts: Facts) -> Diagnosis:
         return warn(folder.problem, "choose a writable folder with --checkpoint", 0)
     room = folder.free_bytes + folder.taken_bytes
     what = f"{_room_for_checkpoints(folder)} in {folder.disk}"
-    if needs is None:
+    if needs is None or not needs.checkpoint_bytes:  # a member may leave it out
         return ok(f"{what}; what one takes is not known (--params N)", room)
     what += f", one takes {size(needs.checkpoint_bytes)}"
     fits = room // needs.checkpoint_bytes
@@ -303,7 +303,7 @@ def address_line(own: str, observed: str, port: str) -> Diagnosis:
     value = {"address": own, "kind": shown, "observed": observed}
     forward = f"forward TCP port {port} on the router, then"
     if kind == CARRIER:
-        what = f"{own} is of carrier NAT (100.64.0.0/10): nobody outside can dial it"
+        what = f"{own} is of carrier NAT: nobody outside can dial it"
         fix = "none is needed: it trains as an outbound peer; over IPv6 it could be dialled"
         return warn(what, fix, value)
     if observed and observed != own and address_kind(observed) == PUBLIC:
@@ -330,7 +330,7 @@ def _kind_in_words(own: str) -> str:
 
 def parameters(elements: int) -> str:
     """Return a number of parameters for people: "1.2 B parameters", "100 M parameters"."""
-    for unit, step in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if elements >= step:
+    for unit, step in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if elements >= 0.9995 * step:  # three digits of it are 1
             return f"{elements / step:.3g} {unit} parameters"
     return f"{elements} parameters"

@@ -23,6 +23,7 @@ from atoll.peer.durable import CHECKPOINT_FOLDER
 from atoll.peer.net.hello import PROTOCOL_MAX
 from atoll.peer.net.identity import Home
 from atoll.peer.net.listener import check_port
+from atoll.peer.net.own_address import own_address
 from atoll.peer.streams.congestion import AVAILABLE, BBR, ask
 
 # torch takes seconds to load, minutes from a cold network disk; a driver that hangs takes for ever.
@@ -31,7 +32,6 @@ TORCH_TIMEOUT_S: Final = 90.0
 PROC_BYTES_MAX: Final = 4 << 20
 # Written to find out whether a folder takes files: what a daemon writes there first is smaller.
 TRIED_BYTES: Final = 4096
-NOWHERE: Final = ("192.0.2.1", "2001:db8::1")  # RFC 5737, RFC 3849: only a route is looked up
 _ASK_TORCH: Final = """
 import json, torch
 cuda = torch.cuda
@@ -189,22 +189,6 @@ def _port_problem(host: str, port: int) -> tuple[str, str]:
     except ConfigError as error:
         return error.what, error.fix
     return "", ""
-
-
-def own_address(towards: str = "") -> str:
-    """Return the address that packets to a host come from; "" if there is no route to it.
-
-    ``towards`` "" is the internet: IPv4 if there is a route, else IPv6.
-    """
-    for target in (towards,) if towards else NOWHERE:
-        try:
-            family, _, _, _, where = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect(where)  # sends nothing
-                return str(probe.getsockname()[0])
-        except (OSError, UnicodeError):  # UnicodeError: a label that no DNS name may have
-            continue
-    return ""
 
 
 # ---------------------------------------------------------------- torch

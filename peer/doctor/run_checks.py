@@ -223,7 +223,7 @@ def rate_down(facts: Facts) -> Diagnosis:
     """Tell how fast this machine receives from the member, and how long joining takes."""
     run = _run(facts)
     found = _rate(facts, run.down, "from the member", "receiving")
-    if run.down is None or not run.down.seconds or run.answer is None:
+    if run.down is None or not (run.down.bytes and run.down.seconds) or run.answer is None:
         return found
     takes_s = run.answer.state_bytes / (run.down.bytes / run.down.seconds)
     if not takes_s:

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 LOOPBACK: Final = "loopback"
 LINK_LOCAL: Final = "link-local"
 PRIVATE: Final = "private"
-CARRIER: Final = "carrier"  # 100.64/10: a provider shares its public addresses among customers
+CARRIER: Final = "carrier"  # of a provider, which shares its public addresses among customers
 PUBLIC: Final = "public"
 NAME: Final = "name"  # of a host, for a resolver
 AddressKind: TypeAlias = Literal["loopback", "link-local", "private", "carrier", "public", "name"]
@@ -22,9 +22,12 @@ WORDS: Final[dict[AddressKind, str]] = {
 }
 _PRIVATE = [
     ipaddress.ip_network(text)
-    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7")
+    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10")
 ]
-_CARRIER = ipaddress.ip_network("100.64.0.0/10")
+# The second is of those that have IPv4 over the provider's IPv6 only (DS-Lite, 464XLAT).
+_CARRIER = [ipaddress.ip_network(text) for text in ("100.64.0.0/10", "192.0.0.0/24")]
+# IPv6 addresses of what has IPv4 only, anywhere: Python says that they are reserved.
+_NAT64 = ipaddress.ip_network("64:ff9b::/32")
 
 
 def address_kind(host: str) -> AddressKind:
@@ -37,8 +40,12 @@ def address_kind(host: str) -> AddressKind:
         address = address.ipv4_mapped or address
     if address.is_loopback:
         return LOOPBACK
-    if address.is_link_local:
+    if address.is_unspecified:
+        return PUBLIC  # private to nobody, as proxy.py has it of whom it knows the name only
+    if address.is_link_local or address.is_multicast:  # a group has members on one cable, too
         return LINK_LOCAL
-    if address in _CARRIER:
+    if any(address in network for network in _CARRIER):
         return CARRIER
-    return PRIVATE if any(address in network for network in _PRIVATE) else PUBLIC
+    is_reserved = address.is_reserved and address not in _NAT64  # nobody on the internet has it
+    is_private = is_reserved or any(address in network for network in _PRIVATE)
+    return PRIVATE if is_private else PUBLIC

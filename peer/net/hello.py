@@ -27,6 +27,7 @@ from atoll.collectives.errors import (
     VersionError,
 )
 from atoll.collectives.version import VERSION
+from atoll.peer.membership.view import plain
 from atoll.peer.net.wire import Within, message
 from atoll.peer.streams.keys import CIPHERS_MAX, CONN_ID_BYTES, CipherName
 
@@ -142,10 +143,11 @@ def refusal_error(refused: Refused, who: str) -> AtollError:
     if refused.code == VersionError.code:
         mine = Refused("", "", PROTOCOL_MIN, PROTOCOL_MAX, VERSION)
         return _version_error(mine, refused, who)
+    what = f"{who} refused: {plain(refused.what)}"  # for a terminal
     for kind, fix in _FIXES.items():
         if refused.code == kind.code:
-            return kind(f"{who} refused: {refused.what}", fix=fix)
-    return ConnectError(f"{who} refused: {refused.what}")
+            return kind(what, fix=fix)
+    return ConnectError(what)
 
 
 def fix_of(error: AtollError) -> str:

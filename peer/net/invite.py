@@ -150,6 +150,19 @@ def parse_address(text: str, *, port_min: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
+def parse_listen(text: str | None) -> tuple[str, int]:
+    """Return where to listen, of ``host:port`` or ``:port``; raise ConfigError for anything else.
+
+    Host "" is every address of this machine, of IPv4 and IPv6; port 0 is any that is free. None is
+    every address at the usual port.
+    """
+    if text is None:
+        return "", DEFAULT_PORT
+    if text.startswith(":"):
+        return "", parse_address(f"any{text}", port_min=0)[1]
+    return parse_address(text, port_min=0)
+
+
 def is_address(text: str) -> bool:
     """Return whether this is HOST:PORT: others may say anything."""
     try:

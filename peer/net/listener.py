@@ -60,6 +60,8 @@ LISTEN_BACKLOG = 4096
 # An end at once (a reset): the kernel would keep a connection for a minute that is closed in order
 # and that the other side keeps open, and floods keep them open.
 _RESET = struct.pack("ii", 1, 0)
+# What the kernel says of a socket for IPv6 where there is none.
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 # Whose limits count where a relay states the address: those through relays are one network.
 BY_RELAY = "{} by relay"
 # Strangers must not fill the log: one line in this time, with a count of the others.
@@ -344,28 +346,41 @@ def check_port(host: str, port: int) -> None:
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that listens there; host "" is every address. Raises ConfigError."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, name = found[0]
-        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # [::] means both
-            sock.bind(name)
-            sock.listen(LISTEN_BACKLOG)
-            sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            raise
+            return _bound_to(host or "::", port)
+        except OSError as error:
+            if host or error.errno not in _NO_IPV6:
+                raise
+            return _bound_to("0.0.0.0", port)
     except (OSError, UnicodeError) as error:  # UnicodeError: a label that no DNS name may have
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            what = f"port {port} of {host} is in use by another program, perhaps another peer"
-            fix = "stop that one, or choose another port with --listen HOST:PORT (0: any free one)"
+            where, how = (
+                (f"port {port} of {host}", "HOST:PORT") if host else (f"port {port}", ":PORT")
+            )
+            what = f"{where} is in use by another program, perhaps another peer"
+            fix = f"stop that one, or choose another port with --listen {how} (0: any free one)"
             raise ConfigError(what, fix=fix) from error
         why = "not a host name" if isinstance(error, UnicodeError) else reason_of(error)
         raise ConfigError(
             f"cannot listen on {format_address(host, port)}: {why}",
             fix="choose another address with --listen HOST:PORT",
         ) from error
+
+
+def _bound_to(host: str, port: int) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, name = found[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # [::] means both
+        sock.bind(name)
+        sock.listen(LISTEN_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
     return sock

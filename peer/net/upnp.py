@@ -7,6 +7,7 @@ that loads it. What it raises is a bare Exception with the router's words.
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import random
 from typing import Any, Final, NamedTuple
 
@@ -53,7 +54,8 @@ class UpnpRouter:
 
         Do it again to renew. Raises RouterError.
         """
-        igd = self._find()
+        self._find()
+        outer_ip = self._outer_ip()  # first: what is forwarded from nowhere would stay there
         wanted = [outer_port or port]
         wanted += [random.randint(*PORTS) for _ in range(OTHER_PORTS_MAX)] * (not outer_port)
         why = ""
@@ -61,7 +63,7 @@ class UpnpRouter:
             try:
                 if self._is_ours_to_take(outer, port):
                     self._add(outer, port)
-                    return PortMapping(self._name(), igd.externalipaddress(), outer, port)
+                    return PortMapping(self._name(), outer_ip, outer, port)
                 why = f"another machine has port {outer}"
             except Exception as error:
                 why = _words(error)
@@ -79,9 +81,15 @@ class UpnpRouter:
     def _find(self) -> Any:
         if self._igd is not None:
             return self._igd
-        import miniupnpc
+        try:
+            import miniupnpc
 
-        igd = miniupnpc.UPnP()
+            igd = miniupnpc.UPnP()
+        except Exception as error:  # it is there, and built for another Python or system
+            raise RouterError(
+                f"no router can be asked, because miniupnpc does not load ({_words(error)}):"
+                " pip install --force-reinstall miniupnpc"
+            ) from error
         igd.discoverdelay = DISCOVER_MS
         try:
             igd.discover()
@@ -90,6 +98,18 @@ class UpnpRouter:
             raise RouterError("no router here answers UPnP, so none forwards a port") from error
         self._igd = igd
         return igd
+
+    def _outer_ip(self) -> str:
+        """Return the address that the router has outside. Raises RouterError if it has none."""
+        try:
+            outer_ip = str(self._igd.externalipaddress() or "")
+        except Exception as error:
+            what = f"does not say which address it has: {_words(error)}"
+            raise RouterError(f"the router at {self._name()} {what}") from error
+        if not _is_address(outer_ip):
+            what = "has no address of its own on the internet: nobody could dial what it forwards"
+            raise RouterError(f"the router at {self._name()} {what}")
+        return outer_ip
 
     def _is_ours_to_take(self, outer_port: int, port: int) -> bool:
         """Return whether nobody else has the port: some routers would take it away from them."""
@@ -107,6 +127,13 @@ class UpnpRouter:
 
     def _name(self) -> str:
         return self._url.partition("://")[2].partition("/")[0].rpartition(":")[0] or "?"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return not ipaddress.ip_address(text).is_unspecified
+    except ValueError:
+        return False
 
 
 def _words(error: Exception) -> str:

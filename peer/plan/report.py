@@ -12,6 +12,7 @@ from atoll.peer.plan.model import DELAY_STEPS_MAX, RunSketch
 
 BILLION: Final = 1e9
 SHOWN_MIN: Final = 0.005  # of a round: parts that take less are added up
+NAMED_MAX: Final = 3  # hosts in a sentence; of more their number stands there
 HEADS: Final = (
     "candidate",
     "H",
@@ -169,9 +170,20 @@ def caveats(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> list[str]:
             f"its loss was measured with results merged one step late, and here it is about"
             f" {best.forecast.delay_steps} (at most {DELAY_STEPS_MAX}): it will be higher"
         )
+    if (silent := _without_tokens(run)) and len(silent) < len(run.hosts):
+        who = listed(silent) if len(silent) <= NAMED_MAX else count(len(silent), "host")
+        said.append(
+            f"all training is counted in local steps, because it is not known how many tokens a"
+            f" step of {who} has: say --tokens-per-step, or let scripts call outer.count(tokens)"
+        )
     said.append("Muon as the inner optimizer is worth more than any of these: docs/choosing.md")
     said.append(f"{listed(NOT_COMPARED)} are not compared: docs/choosing.md says when they fit")
     return said
+
+
+def _without_tokens(run: RunSketch) -> list[str]:
+    """Return the hosts of which nobody knows how many tokens a step has."""
+    return [host.name for host in run.hosts if host.tokens_per_step <= 0]
 
 
 def document(run: RunSketch, advice: PlanAdvice, losses: LossTable) -> dict[str, Any]:

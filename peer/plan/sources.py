@@ -1,6 +1,7 @@
 """Read what is to be planned: a list of hosts that somebody wrote, or what a run has measured.
 
-A list is TOML or CSV. Both have a host with its name, ``up_mbit`` and ``down_mbit`` (Mbit/s),
+A list is TOML or CSV (of commas, or of semicolons with decimal commas, as a spreadsheet writes it
+where those are usual). Both have a host with its name, ``up_mbit`` and ``down_mbit`` (Mbit/s),
 ``rtt_ms`` (the usual round trip to the others) and, where hosts differ, ``step_s``,
 ``tokens_per_step``, ``price_hour`` and ``price_gb``. TOML may also say what is between two hosts::
 
@@ -20,6 +21,7 @@ are given.
 from __future__ import annotations
 
 import csv
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +33,7 @@ from atoll.collectives.planning.network_model import Network, measured
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable
 from atoll.peer.links.messages import LinkRow
 from atoll.peer.plan.model import FRAGMENTS, WAITING_METHODS, RunSketch, TrainingHost, Variant
+from atoll.peer.telemetry.findings import grown
 
 FILE_BYTES_MAX: Final = 1 << 20  # a thousand hosts and some links; more is another file
 NUMBERS: Final = (
@@ -42,6 +45,7 @@ LINK_FIELDS: Final = ("between", "mbit", "rtt_ms")
 BYTES_PER_MBIT: Final = 1e6 / 8
 ROWS_JUDGED: Final = 20  # of each peer: enough that one late round decides nothing
 _NO_RATE: Final = "a link has more than 0 Mbit/s"
+STEPS: Final = re.compile("[0-9]{1,9}")  # more of them in a round no method has
 EXAMPLE: Final = "name,up_mbit,down_mbit,rtt_ms,step_s"
 
 
@@ -60,6 +64,8 @@ def sketch_of_list(
 ) -> RunSketch:
     """Return the run that a list describes; the first host founds it. Raises ConfigError."""
     rows, links = (_csv(text), []) if is_csv else _toml(text)
+    if not rows:
+        raise ConfigError("the list has no hosts", fix="write one: docs/choosing.md has an example")
     for row in rows:
         _check(row)
     names = [str(row["name"]) for row in rows]
@@ -72,13 +78,17 @@ def sketch_of_list(
 
 def _csv(text: str) -> list[dict[str, Any]]:
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    reader = csv.DictReader(lines, skipinitialspace=True)
+    by_semicolons = ";" in "".join(lines[:1])
+    reader = csv.DictReader(lines, delimiter=";" if by_semicolons else ",", skipinitialspace=True)
     found = []
     for row in reader:
         if None in row or None in row.values():
             what = f"a line of the list has not as many values as its head: {row}"
             raise ConfigError(what, fix=f"the head says what they are, for example {EXAMPLE}")
-        found.append({(name or "").strip(): value.strip() for name, value in row.items() if value})
+        filled = {(name or "").strip(): value.strip() for name, value in row.items() if value}
+        if by_semicolons:
+            filled |= {n: v.replace(",", ".") for n, v in filled.items() if n in NUMBERS}
+        found.append(filled)
     return found
 
 
@@ -207,9 +217,9 @@ def _measured_host(
     name: str, rows: Sequence[Row], spec: Mapping[str, Any], defaults: HostDefaults
 ) -> TrainingHost:
     counted = [row for row in rows if _is_trained(row)][-ROWS_JUDGED:]
-    rounds = [row["last"] - row["first"] + 1 for row in counted]
+    rounds = [_rounds(row) for row in counted]
     usual = float(spec.get("sync_every", 1)) / int(spec.get("fragments", 1))
-    steps = _grown(counted, "steps") / max(1, sum(rounds[1:])) or usual
+    steps = _each_round(counted, "steps") or usual
     each_s = median(row.get("compute_s", 0.0) / n for row, n in zip(counted, rounds, strict=True))
     if spec.get("method", WAITING_METHODS[0]) not in WAITING_METHODS:  # all of the time it trains
         each_s = (counted[-1]["unix_s"] - counted[0]["unix_s"]) / max(1, sum(rounds[1:]))
@@ -217,11 +227,10 @@ def _measured_host(
     if step_s <= 0:
         fix = "say --step-s: this run's training time was not measured"
         raise ConfigError(f"{name}: how long a step takes is not known", fix=fix)
-    per_step = _grown(counted, "tokens") / max(1.0, steps * sum(rounds[1:]))
     return TrainingHost(
         name=name,
         step_s=step_s,
-        tokens_per_step=defaults.tokens_per_step or per_step,
+        tokens_per_step=defaults.tokens_per_step or _each_round(counted, "tokens") / steps,
         price_hour=defaults.price_hour or 0.0,
         price_gb=defaults.price_gb or 0.0,
     )
@@ -237,11 +246,14 @@ def _on_this_machine(status: Mapping[str, Any]) -> set[str]:
     return {str(m["peer"]) for m in status["members"] if m["you"] or m.get("local")}
 
 
-def _grown(rows: Sequence[Row], name: str) -> float:
-    """Return by how much a total has grown over these rows; 0 if nobody reported it."""
-    if len(rows) < 2 or name not in rows[0] or name not in rows[-1]:
-        return 0.0
-    return max(0.0, float(rows[-1][name]) - float(rows[0][name]))
+def _rounds(row: Row) -> int:
+    return int(row["last"]) - int(row["first"]) + 1
+
+
+def _each_round(rows: Sequence[Row], name: str) -> float:
+    """Return by how much a trainer's total grows in a round; 0 if no two rows tell it."""
+    told = [row for row in rows if name in row]
+    return grown(told, name) / max(1, sum(map(_rounds, told[1:])))
 
 
 def _measured_network(
@@ -286,7 +298,7 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
     for word in filter(None, (part.strip() for part in text.split(","))):
         method, _, rest = word.partition(":")
         steps, _, codec = rest.partition(":")
-        if not steps.isdigit() or not codec:
+        if not STEPS.fullmatch(steps) or not codec:
             fix = "for example: --candidates diloco:30:int8,streaming:100:fp4_e3m0"
             raise ConfigError(f"{word!r} is not METHOD:STEPS:CODEC", fix=fix)
         found.append(Variant(method, int(steps), codec))

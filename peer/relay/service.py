@@ -194,6 +194,8 @@ class RelayService:
 
     def _join(self, circuit: Circuit, ends: dict[int, socket.socket]) -> None:
         try:
+            if self._splicer is None:  # it takes descriptors, and there may be no more of them
+                self._splicer = Splicer(self._port.relay_bytes_per_s, self)
             for sock in ends.values():
                 sock.send(JOINED)
         except OSError:
@@ -201,8 +203,6 @@ class RelayService:
                 sock.close()
             self._table.end(circuit)
             return
-        if self._splicer is None:
-            self._splicer = Splicer(self._port.relay_bytes_per_s, self)
         pair = frozenset(circuit.ends)
         self._splicer.add(circuit.number, ends[0], ends[1], pair, bulk=circuit.bulk)
 

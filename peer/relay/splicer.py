@@ -192,8 +192,9 @@ class Splicer:
         """
         self._do(lambda: self._add(number, one, two, pair, bulk=bulk))
         if self._thread is None:
-            self._thread = worker(self._run, "relay")
-            self._thread.start()
+            thread = worker(self._run, "relay")
+            thread.start()  # raises where the machine has no thread left
+            self._thread = thread
 
     def cut(self, number: int) -> None:
         """End a circuit; nothing is reported."""

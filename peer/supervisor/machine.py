@@ -212,6 +212,7 @@ class Supervisor:
         self._script_by_s = self._end_by_s = 0.0  # when the script, the daemon is killed
         self._signal = 0  # that the script is told with, and its rest
         self._is_leaving = False  # the daemon was told to
+        self._is_killed = False  # the script was, with its rest, as its time was over
         self._signals = 0  # that have come
         self._effects: list[SupervisorEffect] = []
 
@@ -269,7 +270,7 @@ class Supervisor:
     def _script_ended(self, event: ProcessEnded, now_s: float) -> None:
         script = self._script
         script.is_there = False
-        if event.has_rest:
+        if event.has_rest and not self._is_killed:  # else the kernel still takes it down
             self._rest_by_s = now_s + REST_S if self._code is None else self._script_by_s
             self._effects.append(TellScript(self._signal, rest=True))
         if self._code is not None:
@@ -365,7 +366,7 @@ class Supervisor:
             else:
                 self._say("what the script had started has not ended with it: killing that")
             self._effects.append(KillProcess(SCRIPT))
-            self._script.is_there, self._rest_by_s = False, None
+            self._script.is_there, self._rest_by_s, self._is_killed = False, None, True
         if self._daemon.is_there and now_s >= self._end_by_s:
             self._say("the daemon has not left in time: killing it; the others go on without it")
             self._effects.append(KillProcess(DAEMON))

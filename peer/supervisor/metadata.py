@@ -19,16 +19,14 @@ class MetadataService:
     """Send requests to one address: no proxy, no redirect, and a connection for each."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
         try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme != "http" or not parts.hostname or port == -1:
-            raise ConfigError(
-                f"{url!r} is no address of a metadata service", fix="for example http://HOST:PORT"
-            )
-        self._host, self._port, self._prefix = parts.hostname, port, parts.path.rstrip("/")
+            parts = urlsplit(url)
+            self._host, self._port = parts.hostname or "", parts.port
+        except ValueError as error:  # a bracket is left open, or the port is no number
+            raise _no_address(url) from error
+        if parts.scheme != "http" or not self._host:
+            raise _no_address(url)
+        self.url, self._prefix = url, parts.path.rstrip("/")
 
     def request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
         """Return status and body of an answer. Raises OSError or HTTPException without one."""
@@ -42,32 +40,42 @@ class MetadataService:
 
 
 async def watch_notices(
-    name: str, url: str | None, given: Callable[[SpotNotice], None], say: Callable[[str], None]
+    name: str,
+    service: MetadataService,
+    given: Callable[[SpotNotice], None],
+    say: Callable[[str], None],
 ) -> None:
     """Ask the cloud ``name`` until it gives a notice, and hand that to ``given``.
 
-    An address that does not answer is asked again for as long as it takes; that is said once, and
-    once when it answers again.
+    An address that does not answer, or in another way than the cloud does, is asked again for as
+    long as it takes; that is said once, and once when it answers again.
     """
     cloud = CLOUDS[name]
-    service, source = MetadataService(url or cloud.url), cloud.source()
+    source = cloud.source()
     is_deaf = False
     while True:
         try:
             notice = await asyncio.to_thread(source.ask, service.request, time.time())
-        except (OSError, http.client.HTTPException, RemoteProtocolError) as error:
+        except Exception as error:  # whoever answers may be anybody: no answer may end a training
             if not is_deaf:
-                what = error.what if isinstance(error, RemoteProtocolError) else str(error)
+                what = str(error) or type(error).__name__
+                if isinstance(error, RemoteProtocolError):
+                    what = error.what
                 say(
-                    f"notices of {name} cannot be had from {url or cloud.url} ({what}); asking"
+                    f"notices of {name} cannot be had from {service.url} ({what}); asking"
                     f" again every {cloud.poll_s:.0f} s: is this machine one of {name}?"
                 )
             is_deaf = True
         else:
             if is_deaf:
-                say(f"{url or cloud.url} answers: there are notices now")
+                say(f"{service.url} answers: there are notices now")
             is_deaf = False
             if notice is not None:
                 given(notice)
                 return
         await asyncio.sleep(cloud.poll_s)
+
+
+def _no_address(url: str) -> ConfigError:
+    what = f"{url!r} is no address of a metadata service"
+    return ConfigError(what, fix="for example http://HOST:PORT")

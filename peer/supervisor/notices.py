@@ -7,6 +7,7 @@ is asked and what the answers mean is here; who asks is in metadata.py, which gi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ Http: TypeAlias = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
 OK, UNAUTHORIZED, NOT_FOUND = 200, 401, 404
 LEFT_MIN_S = 5.0  # where the time of a notice is over: as long as the machine is there, it is used
 TOKEN_LIFE_S = 21_600  # the longest that AWS gives
+TOKEN = re.compile(rb"[!-~]+")  # one printable word: it is to be the value of a header
 PREEMPTED_S = 30.0  # GCP names no time: it gives so long at least
 # Of Azure's kinds of events those that end or reboot the machine; Freeze is a pause of seconds.
 ENDING_EVENTS = frozenset({"Preempt", "Terminate", "Reboot", "Redeploy"})
@@ -72,10 +74,12 @@ class AwsNotices:
     def _headers(self, http: Http) -> dict[str, str]:
         if not self._token:
             life = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_LIFE_S)}
-            status, body = http("PUT", "/latest/api/token", life)
-            if status != OK or not body.isascii() or not body.strip():
-                raise _not_understood("/latest/api/token", status, b"")  # it may hold a token
-            self._token = body.decode("ascii").strip()
+            path = "/latest/api/token"
+            status, body = http("PUT", path, life)
+            token = TOKEN.fullmatch(body.strip())
+            if status != OK or token is None:  # what it says is not shown: it may hold a token
+                raise RemoteProtocolError(f"{path} was answered with status {status} and no token")
+            self._token = token[0].decode("ascii")
         return {"X-aws-ec2-metadata-token": self._token}
 
 
@@ -119,14 +123,14 @@ class AzureNotices:
     def _of_event(self, event: Mapping[str, object], unix_s: float) -> SpotNotice | None:
         kind, machines, at = (event.get(n) for n in ("EventType", "Resources", "NotBefore"))
         is_mine = isinstance(machines, list) and self._name in machines
-        if kind not in ENDING_EVENTS or not is_mine:
+        if not isinstance(kind, str) or kind not in ENDING_EVENTS or not is_mine:
             return None
         what = f"Azure has scheduled for this machine: {kind}"
         if not at:
             return SpotNotice(what, LEFT_MIN_S)  # it has begun
         try:
             return _notice(what, parsedate_to_datetime(str(at)), unix_s)
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise RemoteProtocolError(f"the event {kind} has no time: {str(at)[:40]!r}") from error
 
 

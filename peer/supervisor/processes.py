@@ -34,7 +34,7 @@ from atoll.peer.supervisor.machine import (
     TellScript,
     TimePassed,
 )
-from atoll.peer.supervisor.metadata import watch_notices
+from atoll.peer.supervisor.metadata import MetadataService, watch_notices
 from atoll.peer.supervisor.notices import SpotNotice
 
 LOOK_S = 0.05  # between two looks for the daemon's socket, or for what a script has left behind
@@ -60,8 +60,8 @@ class RunPlan:
     keeps: bool = True  # the home remembers the run's state
     on_term_keeps: bool = False  # the daemon keeps its place when everything is told to end
     grace_s: float
-    cloud: str | None = None  # whose notices are asked for
-    notice_url: str | None = None
+    cloud: str = ""  # whose notices are asked for
+    notices_from: MetadataService | None = None
 
 
 class ProcessPair:
@@ -82,8 +82,8 @@ class ProcessPair:
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup sets it
                 self._loop.add_signal_handler(number, self._on_signal, number)
-        if plan.cloud is not None:
-            watching = watch_notices(plan.cloud, plan.notice_url, self._on_notice, self._say)
+        if plan.notices_from is not None:
+            watching = watch_notices(plan.cloud, plan.notices_from, self._on_notice, self._say)
             self._spawn(watching)
         try:
             self._carry_out(self._machine.start(self._loop.time()))

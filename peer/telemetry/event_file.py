@@ -193,7 +193,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     """Return the event of a line; None for what is none."""
     try:
         event = json.loads(line) if len(line) <= LINE_BYTES_MAX else None
-    except ValueError:
+    except (ValueError, RecursionError):  # the second: of lists in lists, without an end
         return None
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
         return None

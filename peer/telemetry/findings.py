@@ -10,6 +10,7 @@ and the sentence says which of the two takes most of it, and over which link.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -24,6 +25,12 @@ EXPLAINS_MIN = 0.5  # of the wait for a peer: its longer training is why they wa
 
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]  # by peer, the oldest first
 Links = Mapping[str, Sequence[Mapping[str, Any]]]  # by who has measured them
+
+
+def grown(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """Return by how much a trainer's total has grown over rows; one that fell has begun anew."""
+    totals = [float(row[name]) for row in rows if name in row]
+    return sum(now - before if now >= before else now for before, now in pairwise(totals))
 
 
 class Slowness(NamedTuple):

@@ -10,12 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import dropwhile, pairwise
+from itertools import dropwhile
 from statistics import mean
 from typing import Any
 
 from atoll.collectives.units import duration, listed
-from atoll.peer.telemetry.findings import ROUNDS_JUDGED, trains, who_is_slow
+from atoll.peer.telemetry.findings import ROUNDS_JUDGED, grown, trains, who_is_slow
 
 ROWS_ASKED = ROUNDS_JUDGED  # of each peer: what is shown is their mean, and they are what is recent
 
@@ -165,8 +165,8 @@ def _steps_per_s(rows: Sequence[Row], per_round: int) -> float | None:
     span_s = _span_s(rows)
     if span_s <= 0:
         return None
-    if "steps" in rows[0] and rows[-1].get("steps", -1) >= rows[0]["steps"]:
-        return float(rows[-1]["steps"] - rows[0]["steps"]) / span_s
+    if steps_per_s := _per_s(_since_told(rows, "steps"), "steps"):
+        return steps_per_s
     counted = sum(row["last"] - row["first"] + 1 for row in rows[1:] if row.get("counted"))
     return counted * per_round / span_s if per_round else None
 
@@ -211,27 +211,22 @@ def _took_s(rows: Sequence[Row]) -> float:
 
 def _tokens_until(goal: float, rows: dict[str, list[Row]], now_unix_s: float) -> str:
     name = f"{goal:,.0f} tokens"
-    told = [each for each in map(_since_told, rows.values()) if each]
+    told = [found for each in rows.values() if (found := _since_told(each, "tokens"))]
     if not told:
         return f"{name}: no trainer tells its tokens; call outer.count(tokens) before each step"
-    seen = sum(each[0]["tokens"] + _tokens_grown(each) for each in told)
-    return _until(name, goal, seen, sum(map(_tokens_per_s, told)), now_unix_s)
+    seen = sum(each[0]["tokens"] + grown(each, "tokens") for each in told)
+    per_s = sum(_per_s(each, "tokens") for each in told)
+    return _until(name, goal, seen, per_s, now_unix_s)
 
 
-def _since_told(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows from the first one on that tells tokens."""
-    return list(dropwhile(lambda row: "tokens" not in row, rows))
+def _since_told(rows: Sequence[Row], name: str) -> Sequence[Row]:
+    """Return the rows from the first one on that tells a total of the trainer."""
+    return list(dropwhile(lambda row: name not in row, rows))
 
 
-def _tokens_grown(rows: Sequence[Row]) -> float:
-    """Return how many tokens were seen over these rows: a total that fell has begun anew."""
-    totals = [float(row["tokens"]) for row in rows if "tokens" in row]
-    return sum(now - before if now >= before else now for before, now in pairwise(totals))
-
-
-def _tokens_per_s(rows: Sequence[Row]) -> float:
+def _per_s(rows: Sequence[Row], name: str) -> float:
     span_s = _span_s(rows)
-    return _tokens_grown(rows) / span_s if span_s > 0 else 0.0
+    return grown(rows, name) / span_s if span_s > 0 else 0.0
 
 
 def _until(name: str, goal: float, now: float, speed: float, now_unix_s: float) -> str:

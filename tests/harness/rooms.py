@@ -181,6 +181,7 @@ DECISIONS = (
             "state_sync.sources",
             "supervisor.machine",
             "supervisor.notices",
+            "telemetry.findings",
         )
     }
 )

@@ -17,7 +17,7 @@ from harness.processes import NET_PORT, Fleet, fleet, until
 
 from atoll.peer.lab.lab import Lab
 from atoll.peer.lab.nat import Nat
-from atoll.peer.net.invite import Invite
+from atoll.peer.net.invite import Invite, parse_address
 
 pytestmark = [pytest.mark.usefixtures("routers"), pytest.mark.timeout(300)]
 
@@ -199,3 +199,31 @@ def test_ipv6_only_and_ipv4_only_train_with_dual_stack_ones_in_between(tmp_path:
         for name in ALL:
             run.sees(name, 4)
         assert_trains(run, ALL)
+
+
+EVERY_ADDRESS = ("--listen", f":{NET_PORT}")  # as without the option
+
+
+@pytest.mark.parametrize("family", ["46", "6"])
+def test_by_default_a_peer_listens_at_the_address_that_it_advertises(
+    family: str, tmp_path: Path
+) -> None:
+    """Who joins over IPv6 advertises IPv6: others dial it there, and nothing relays."""
+    with site(tmp_path, 3, families=dict.fromkeys(range(3), family)) as (lab, run):
+        run.options = lambda name: EVERY_ADDRESS
+        founder = run.up("a")
+        advertised = Invite.parse(founder.invite).host
+        assert advertised == lab.address(0)  # IPv4 where there is both
+        over_6 = str(replace(Invite.parse(founder.invite), host=lab.address(0, "6")))
+        for name in "bc":
+            run.join(name, over_6)
+        for name in "abc":
+            run.sees(name, 3)
+            others = [m for m in run.peers[name].status()["members"] if not m["you"]]
+            assert [m["via"] for m in others] == ["", ""]
+            assert not any(m["outbound"] for m in others)
+        members = run.peers["a"].status()["members"]
+        hosts = [parse_address(m["address"])[0] for m in members]
+        assert hosts == [advertised, lab.address(1, "6"), lab.address(2, "6")]
+        assert "carries the connection" not in "".join(p.text for p in run.peers.values())
+        assert_trains(run, "abc")

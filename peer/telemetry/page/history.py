@@ -37,6 +37,15 @@ READ_BYTES = 256 << 10  # of the file at once; between two reads others get the 
 SKEW_MAX_S = 30.0
 POINTS_MAX = 1000
 EVENTS_MAX = 1000  # that one answer has
+# What a line raises that is no event, or one of another shape.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 NO_BYTES = (0,) * len(PURPOSES)
 
 # What a bucket of a peer adds up; one of the whole run: bytes sent and received, by purpose.
@@ -257,7 +266,7 @@ class History:
                     self._add_row(event, moment)
                 else:
                     self._add_event(str(kind), moment, line)
-            except (ValueError, TypeError, KeyError, LookupError, OverflowError):
+            except UNREADABLE:
                 continue  # a line that was cut off, or of a later version
 
     def _new_lines(self) -> Iterator[bytes]:
@@ -304,6 +313,7 @@ class History:
         known.append((moment, line))
 
     def _add_row(self, row: dict[str, Any], moment: float) -> None:
+        _check(row)
         latest_s = time.time()
         if "heard_unix_s" in row:
             latest_s = _time(row.pop("heard_unix_s"))
@@ -363,6 +373,23 @@ SHOWN_OF_ROUNDS = (
     "tokens",
     "steps",
 )
+# ... and what is reckoned with.
+NUMBERS_OF_ROWS = (
+    "first",
+    "last",
+    "took_s",
+    "compute_s",
+    "wait_s",
+    "exchange_s",
+    "up",
+    "down",
+    "loss",
+    "heldout_loss",
+    "memory_bytes",
+    "tokens",
+    "steps",
+    "peers",
+)
 
 
 def _time(value: Any) -> float:
@@ -370,6 +397,18 @@ def _time(value: Any) -> float:
     if not is_time(value):
         raise ValueError(f"{value} is no time")
     return float(value)
+
+
+def _check(row: dict[str, Any]) -> None:
+    """Raise ValueError for a row of which no answer can be made: each would fail from then on."""
+    names, links = row.get("waited_for", []), row.get("links") or []
+    numbers = [row.get(name) or 0 for name in NUMBERS_OF_ROWS]
+    numbers += [link.get("out") or 0 for link in links]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        raise ValueError("a figure of a row that is no number")
+    others = [*names, *(link["peer"] for link in links)]
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in others)):
+        raise ValueError("a peer that is no name")
 
 
 def _byte_counts(row: dict[str, Any], name: str) -> list[int]:

@@ -106,9 +106,10 @@ function roundTime() {
 
 function grown(peer, name) {
   const rows = rowsOf(peer).filter((row) => row[name] !== undefined);
-  const [first, last] = [rows[0], rows.at(-1)];
-  if (rows.length < 2 || last.unix_s <= first.unix_s || last[name] < first[name]) return 0;
-  return (last[name] - first[name]) / (last.unix_s - first.unix_s);
+  const span_s = rows.length ? rows.at(-1).unix_s - rows[0].unix_s : 0;
+  const totals = rows.map((row) => row[name]); // one that fell has begun anew
+  const each = totals.slice(1).map((now, place) => (now >= totals[place] ? now - totals[place] : now));
+  return span_s > 0 ? each.reduce((sum, more) => sum + more, 0) / span_s : 0;
 }
 
 const tokensPerSecond = () => present().reduce((sum, peer) => sum + grown(peer, "tokens"), 0);

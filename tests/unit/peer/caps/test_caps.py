@@ -253,9 +253,39 @@ def test_the_days_count_survives_a_restart(tmp_path: Path) -> None:
     assert tomorrow.said == []
 
 
+@pytest.mark.parametrize("wrong", ["1970-01-01 00:02:00", "2026-11-25 23:50:00"])
+def test_the_days_count_survives_a_clock_that_is_set_after_the_start(
+    tmp_path: Path, wrong: str
+) -> None:
+    """Of a machine without a clock of its own."""
+    before = Office(tmp_path, capped(budget=DAY_BYTES))
+    before.caps.up.charge(96_000_000_000)
+    before.caps.save()
+    after = Office(tmp_path, capped(budget=DAY_BYTES), wrong)
+    assert after.caps.up.step is Step.SPREAD
+    after.caps.up.charge(5)
+    after.caps.save()
+    after.at("2026-11-26 12:10:00")
+    assert after.caps.today()["up"] == 96_000_000_005
+    after.at("2026-11-27 00:00:00")
+    assert after.caps.today()["up"] == 0
+
+
+def test_a_count_of_a_clock_that_was_ahead_is_dropped(tmp_path: Path) -> None:
+    before = Office(tmp_path, capped(budget=DAY_BYTES), "2031-01-01 00:00:00")
+    before.caps.up.charge(DAY_BYTES)
+    before.caps.save()
+    after = Office(tmp_path, capped(budget=DAY_BYTES))
+    assert after.caps.today()["up"] == 0
+    after.caps.up.charge(7)
+    after.caps.save()
+    assert Office(tmp_path, capped(budget=DAY_BYTES)).caps.today()["up"] == 7
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", "nonsense", '{"day": 1, "up_bytes": 1, "down_bytes": 1}', "[" * 4000]
+    + ['{"day": "today", "up_bytes": 1, "down_bytes": 1}']
     + [json.dumps({"day": "2026-11-26", "up_bytes": up, "down_bytes": 1}) for up in (-1, 1.5, "1")],
 )
 def test_a_damaged_count_begins_at_nothing_and_says_so(tmp_path: Path, text: str) -> None:

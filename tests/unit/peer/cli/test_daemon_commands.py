@@ -245,10 +245,6 @@ def test_a_secret_that_was_given_is_not_printed_in_an_invite(
     assert [options.secret_given for options in started] == [False, True]
 
 
-def test_no_route_leads_to_what_cannot_be_a_host_name() -> None:
-    assert daemon._own_address("a..b") == ""
-
-
 # ---------------------------------------------------------------- where the page is
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from atoll.peer.cli import main, proxy
-from atoll.peer.cli.daemon import NOWHERE, _own_address
 from atoll.peer.cli.proxy import hide_password
 from atoll.peer.cli.settings import FILE
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.net.invite import Invite
+from atoll.peer.net.own_address import NOWHERE, own_address
 from atoll.peer.net.proxy import Proxy
 
 PLAIN, FULL = "socks5://vpn:1055", "socks5://ada:hidden@vpn:1055"
@@ -52,7 +52,7 @@ def test_a_peer_joins_by_a_name_that_this_machine_cannot_resolve(
     invite = Invite("founder.invalid", 29600, "demo", b"f" * 8, bytes(range(32)))
     assert main.main(["join", str(invite), "--proxy", PLAIN]) == 0
     assert (started[0].contacts[0], started[0].advertises) == ("founder.invalid:29600", False)
-    assert started[0].advertise == (_own_address(NOWHERE) or _own_address("vpn") or "127.0.0.1")
+    assert started[0].advertise == (own_address(*NOWHERE, "vpn") or "127.0.0.1")
 
 
 def test_a_router_is_asked_where_the_library_is_unless_one_says_no(
@@ -128,7 +128,17 @@ def test_the_command_line_loses_the_password(line: str, left: str, found: str) -
 
 
 @pytest.mark.parametrize(
-    "advertised", ["gpu:port", "gpu:70000", "2001:db8::1", "gpu.test", "[::1]"]
+    "advertised",
+    [
+        "gpu:port",
+        "gpu:70000",
+        "2001:db8::1",
+        "gpu.test",
+        "[::1]",
+        "0.0.0.0",
+        "0.0.0.0:29600",
+        "[::]",
+    ],
 )
 def test_a_wrong_address_to_advertise_is_said_before_anything_has_begun(
     advertised: str, started: list[DaemonOptions], capsys: pytest.CaptureFixture[str]

@@ -287,7 +287,7 @@ def test_what_holds_where_nothing_is_said_is_shown(capsys: pytest.CaptureFixture
         rules.on_lost,
         rules.on_fork,
     )
-    assert shown["listen"] == f"0.0.0.0:{DEFAULT_PORT}"
+    assert shown["listen"] == f":{DEFAULT_PORT}"
 
 
 def test_peers_may_be_a_list(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,7 +83,7 @@ def test_it_is_renewed_at_the_same_port_said_once_and_ended() -> None:
         assert router.asked[:6] == [0, PORT, PORT, PORT, OTHER.outer_port, OTHER.outer_port]
         assert changes == [FIRST, OTHER]
         assert [":29600 " in lines[0], ":31000 " in lines[1], len(lines)] == [True, True, 2]
-        await until(lambda: mapper._thread is None or not mapper._thread.is_alive())
+        await until(mapper._idle.is_set)
         await mapper.close()
         assert router.stopped == [OTHER]
         assert lines[-1] == "the router forwards 203.0.113.7:31000 no longer"
@@ -163,5 +163,66 @@ def test_nobody_waits_for_a_router_that_hangs(monkeypatch: pytest.MonkeyPatch) -
             mapper.mapping = FIRST
             await mapper.close()
         assert "forwards 203.0.113.7:29600 for up to 60 min more" in lines[-1]
+
+    asyncio.run(scenario())
+
+
+async def closed_while_asking(router: Answers, lines: list[str]) -> PortMapper:
+    """Return the mapper of a daemon that begins to end while the router is asked first."""
+    mapper = PortMapper(lambda: router, lines.append)
+    task = asyncio.create_task(mapper.run(PORT, lambda: None))
+    await until(lambda: router.asked)
+    task.cancel()
+    await turn()
+    return mapper
+
+
+def test_what_the_router_makes_while_the_daemon_ends_is_taken_back() -> None:
+    async def scenario() -> None:
+        router, lines = Answers(FIRST), list[str]()
+        with hangs(router):
+            mapper = await closed_while_asking(router, lines)
+            closing = asyncio.create_task(mapper.close())
+            await turn()
+        await closing
+        assert router.stopped == [FIRST]
+        assert lines == ["the router forwards 203.0.113.7:29600 no longer"]
+
+    asyncio.run(scenario())
+
+
+def test_an_answer_that_nobody_heard_is_taken_back() -> None:
+    """The daemon ends in the very turn in which it comes."""
+
+    async def scenario() -> None:
+        router = Answers(FIRST)
+        mapper = PortMapper(lambda: router, lambda line: None)
+        task = asyncio.create_task(mapper.run(PORT, lambda: None))
+        await asyncio.sleep(0)  # it asks
+        for thread in threading.enumerate():
+            if thread.name == "upnp":
+                thread.join(AFTER_S)
+        asyncio.get_running_loop().call_soon(task.cancel)  # behind the answer
+        await turn()
+        await mapper.close()
+        assert router.stopped == [FIRST]
+
+    asyncio.run(scenario())
+
+
+def test_what_the_router_makes_after_the_daemon_has_ended_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(port_mapper, "STOP_TIMEOUT_S", 0.05)
+
+    async def scenario() -> None:
+        router, lines = Answers(FIRST), list[str]()
+        with hangs(router):
+            mapper = await closed_while_asking(router, lines)
+            await mapper.close()
+            assert router.stopped == []
+        await until(lambda: router.stopped)
+        assert router.stopped == [FIRST]
+        assert lines == []
 
     asyncio.run(scenario())

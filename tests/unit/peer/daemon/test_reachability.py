@@ -332,7 +332,7 @@ def test_an_outbound_peer_reads_who_got_what_and_what_to_do() -> None:
     text = describe_reach(own, ADDRESS, PORT)
     assert "found another program or peer there" in text
     assert "got a refusal after 50 ms" in text
-    assert text.endswith("Two peers behind one router need two ports: --listen 0.0.0.0:PORT")
+    assert text.endswith("Two peers behind one router need two ports: --listen :PORT")
 
 
 def test_an_outbound_peer_reads_what_is_of_no_use_to_it() -> None:

@@ -94,6 +94,16 @@ def test_good_demo_passes_all_checks(figures: DemoFigures) -> None:
     assert len(checks(figures)) == 5
 
 
+def test_a_loss_that_is_no_number_any_more_is_none(figures: DemoFigures) -> None:
+    """A daemon keeps nothing of it."""
+    peer = figures.living[0]
+    told = status(peer, 7, 115.0)
+    del told["trainer"]["metrics"]["heldout_loss"]
+    figures.observe(peer, told)
+    assert (peer.steps, peer.contributed) == (140, 6)
+    assert figures.last_loss == pytest.approx(2.5)
+
+
 def test_all_reduce_is_the_ring_formula() -> None:
     assert all_reduce_bytes(3, 300, 10) == 16_000  # 2 * 2/3 * 4 bytes * 300 * 10
     assert all_reduce_bytes(2, 100, 1) == 400

@@ -191,6 +191,7 @@ def test_what_a_process_that_asked_torch_has_said() -> None:
         ("192.168.1.5", "203.0.113.7", "warn", "behind NAT"),
         ("100.64.3.2", "203.0.113.7", "warn", "carrier NAT"),
         ("100.127.255.254", "", "warn", "carrier NAT"),
+        ("192.0.0.2", "203.0.113.7", "warn", "carrier NAT"),
         ("100.128.0.1", "", "ok", "a global IPv4 address"),
         ("169.254.3.2", "", "warn", "one cable"),
         ("127.0.0.1", "127.0.0.1", "ok", "loopback"),
@@ -208,13 +209,16 @@ def test_addresses(own: str, observed: str, status: str, word: str) -> None:
 
 
 def test_parameters_in_words() -> None:
-    numbers = (999, 1_500, 100_000_000, 1_300_000_000, 7 * 10**9)
+    numbers = (999, 1_500, 100_000_000, 1_300_000_000, 7 * 10**9, 999_499_999, 999_999_999, 10**12)
     assert [parameters(number) for number in numbers] == [
         "999 parameters",
         "1.5 k parameters",
         "100 M parameters",
         "1.3 B parameters",
         "7 B parameters",
+        "999 M parameters",
+        "1 B parameters",
+        "1 T parameters",
     ]
 
 
@@ -313,6 +317,19 @@ def test_rates() -> None:
     assert "the line went dead" in found["rate-down"]["what"]
     _, found = told(run=replace(RUN, up=None, down=None))
     assert found["rate-up"]["status"] == "skipped"
+
+
+def test_a_rate_of_nothing_says_not_how_long_joining_takes() -> None:
+    _, found = told(run=replace(RUN, down=RateFacts(0, 1.0)))
+    assert found["rate-down"]["status"] == "warn"
+    assert "joining" not in found["rate-down"]["what"]
+
+
+def test_a_member_that_does_not_say_how_large_the_state_is() -> None:
+    machine = replace(MACHINE, checkpoint=FolderFacts("/big", "/big", 1 << 40))
+    code, found = told(machine, replace(RUN, answer=replace(ANSWER, state_bytes=0)))
+    assert (code, found["checkpoint-room"]["status"]) == (0, "ok")
+    assert "what one takes is not known (--params N)" in found["checkpoint-room"]["what"]
 
 
 def test_a_run_without_a_model() -> None:

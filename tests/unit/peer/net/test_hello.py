@@ -130,6 +130,13 @@ def test_a_hello_without_a_pass_is_as_it_was() -> None:
         decode(encode(Hello(1, 1, "demo", CONTROL, 1, "a:1", (), bytes(1025))))
 
 
+@pytest.mark.parametrize("code", [AdmissionError.code, "E999"])
+def test_a_refusal_writes_one_line_to_a_terminal_and_moves_nothing_there(code: str) -> None:
+    told = decode(encode(Refused(code, "no\x1b[2J\nATOLL-E99 forged\u202e", 3, 3)))
+    assert isinstance(told, Refused)
+    assert refusal_error(told, "a:1").what == "a:1 refused: no?[2J?ATOLL-E99 forged?"
+
+
 def test_an_unknown_refusal_is_a_connect_error() -> None:
     assert type(refusal_error(Refused("E999", "because"), "a:1")) is ConnectError
 

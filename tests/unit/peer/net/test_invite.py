@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
-from atoll.peer.net.invite import Invite, check_run_name, fingerprint_of, parse_address
+from atoll.peer.net.invite import (
+    DEFAULT_PORT,
+    Invite,
+    check_run_name,
+    fingerprint_of,
+    parse_address,
+    parse_listen,
+)
 
 SECRET = bytes(range(100, 132))
 INVITE = Invite("203.0.113.7", 29600, "demo", fingerprint_of(b"p" * 32), SECRET)
@@ -107,7 +114,14 @@ def test_run_names(run: str) -> None:
         check_run_name(run)
 
 
-def test_addresses_to_listen_on_may_have_port_zero() -> None:
-    assert parse_address("[::]:0", port_min=0) == ("::", 0)
-    with pytest.raises(ConfigError):
-        parse_address("[::]:0")
+def test_addresses_to_listen_on_may_have_port_zero_and_no_host() -> None:
+    assert parse_listen("[::]:0") == ("::", 0)
+    assert parse_listen("127.0.0.1:29601") == ("127.0.0.1", 29601)
+    assert parse_listen(":29601") == ("", 29601)
+    assert parse_listen(None) == ("", DEFAULT_PORT)
+    for wrong in ("[::]:0", ":29600"):
+        with pytest.raises(ConfigError):
+            parse_address(wrong)
+    for wrong in ("", ":", ":70000", "::", "29600"):
+        with pytest.raises(ConfigError):
+            parse_listen(wrong)

@@ -298,6 +298,9 @@ def test_helpers_are_elsewhere_and_not_behind_the_same_router() -> None:
         ("100.64.3.2", "203.0.113.5", False),
         ("127.0.0.1", "192.168.1.5", False),
         ("127.0.0.1", "127.0.0.1", True),
+        ("192.168.1.7", "0.0.0.0", False),  # whoever was dialled by name through a proxy
+        ("192.168.1.7", "64:ff9b::cb00:7105", False),  # ... from a network of IPv6 only
+        ("240.0.0.1", "203.0.113.5", False),
         ("fe80::1", "2001:db8::1", False),
         *((ip, "203.0.113.5", False) for ip in ("0.0.0.0", "::", "::ffff:0.0.0.0")),  # this machine
         *((ip, "203.0.113.5", False) for ip in ("224.0.0.1", "ff0e::1", "255.255.255.255")),
@@ -324,6 +327,15 @@ def test_nobody_outside_can_have_private_networks_tried(ip: str, requester: str,
         ("8.8.8.8", "public"),
         ("2001:db8::1", "public"),
         ("gpu.example.org", "name"),
+        ("192.0.0.2", "carrier"),  # of a router that has IPv4 over the provider's IPv6 only
+        ("192.0.2.1", "public"),
+        ("240.0.0.1", "private"),
+        ("255.255.255.255", "private"),
+        ("4000::1", "private"),
+        ("fec0::1", "private"),
+        ("224.0.0.1", "link-local"),
+        ("ff0e::1", "link-local"),
+        ("64:ff9b::808:808", "public"),
     ],
 )
 def test_kinds_of_addresses(host: str, kind: str) -> None:

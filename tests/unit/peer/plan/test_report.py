@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,14 @@ def test_a_list_may_begin_with_a_byte_order_mark(
     assert "home" in capsys.readouterr().out
 
 
+def test_a_list_is_known_by_the_end_of_its_name(
+    hosts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loud = hosts.rename(hosts.with_name("HOSTS.CSV"))
+    assert main.main(["plan", "--links", str(loud), "--parameters", "124M"]) == 0
+    assert "home" in capsys.readouterr().out
+
+
 def test_without_a_daemon_a_list_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +96,17 @@ def test_without_a_daemon_a_list_is_asked_for(
     said = capsys.readouterr().err
     assert f"no daemon runs at {tmp_path}" in said
     assert "--links FILE" in said
+
+
+@pytest.mark.parametrize(("silent", "who"), [(1, "a"), (3, "a, b and c"), (4, "4 hosts"), (5, "")])
+def test_it_is_said_whose_tokens_are_not_known(silent: int, who: str) -> None:
+    """Where some are: then all training is counted in steps, as if steps were alike."""
+    losses, run = read_losses(), sketch([100] * 5, 20, 0.2, 1e7, tokens=4096)
+    hosts = [replace(host, tokens_per_step=0.0) for host in run.hosts[:silent]]
+    run = replace(run, hosts=(*hosts, *run.hosts[silent:]))
+    said = " ".join(caveats(run, advise(run, losses, [Variant("diloco", 30, "int8")]), losses))
+    assert ("is counted in local steps" in said) == bool(who)
+    assert not who or f"tokens a step of {who} has: say --tokens-per-step" in said
 
 
 def test_the_limits_of_a_loss_are_said() -> None:

@@ -54,6 +54,14 @@ def test_a_list_of_commas() -> None:
     assert run.in_tokens
 
 
+def test_a_list_of_semicolons_has_decimal_commas() -> None:
+    """As a spreadsheet writes it in most of Europe."""
+    text = CSV.replace(",", ";").replace("1.5", "1,5").replace("home;", "home, sweet home;")
+    run = sketch_of_list(text, 1_000_000, NOTHING, is_csv=True)
+    assert [(h.name, h.step_s) for h in run.hosts] == [("home, sweet home", 1.5), ("lab", 0.5)]
+    assert run.network.up.tolist() == [2.5e6, 62.5e6]
+
+
 def test_a_list_of_tables_may_say_what_is_between_two() -> None:
     run = sketch_of_list(TOML, 1_000_000, HostDefaults(step_s=0.25), is_csv=False)
     assert [(host.step_s, host.price_hour) for host in run.hosts] == [(0.25, 1.5), (0.25, 0.0)]
@@ -74,7 +82,8 @@ def test_a_list_of_tables_may_say_what_is_between_two() -> None:
         (CSV.replace("step_s", "steps"), "home: 'steps' is none of"),
         (CSV.replace(", 1.5", ""), "not as many values"),
         (CSV.replace("1.5", "0"), "home: seconds per step"),
-        ("", "not 0"),
+        ("", "the list has no hosts"),
+        (CSV.partition("home, ")[0], "the list has no hosts"),
     ],
 )
 def test_what_is_wrong_with_a_list_is_said(text: str, words: str) -> None:
@@ -86,6 +95,7 @@ def test_what_is_wrong_with_a_list_is_said(text: str, words: str) -> None:
     ("text", "words"),
     [
         ("[[host", "is no TOML"),
+        ("", "the list has no hosts"),
         ("host = 3", "are \\[\\[host\\]\\] tables"),
         (TOML + "\n[other]\n", "'other', which is neither"),
         (TOML.replace('"lab", "home"', '"lab", "lab"'), "between two hosts"),
@@ -120,6 +130,27 @@ def test_a_run_is_planned_by_what_it_has_measured() -> None:
     assert (said.hosts[0].step_s, said.parameters, len(rows_told)) == (9.0, 7, 24)
 
 
+@pytest.mark.parametrize("restart", [1, 3, 5])
+def test_a_trainer_that_was_started_again_is_planned_as_before(restart: int) -> None:
+    """Its totals begin at 0 then. Here each round has 25 steps, not the 20 that the run has."""
+    found = with_links(rows())
+    for place, row in enumerate(row for row in found if row["peer"] == NAMES[1]):
+        done = place + 1 - restart if place >= restart else 2 + place
+        row |= {"steps": 25.0 * done, "tokens": 1e6 * done}
+    run = sketch_of_run(status(), found, NOTHING)
+    assert run.in_tokens
+    assert run.hosts[1].step_s == pytest.approx(2.0 / 25)
+    assert run.hosts[1].tokens_per_step == pytest.approx(1e6 / 25)
+
+
+def test_rounds_before_a_trainer_tells_its_tokens_are_left_out() -> None:
+    found = with_links(rows())
+    for row in found[:12]:
+        del row["tokens"]
+    run = sketch_of_run(status(), found, NOTHING)
+    assert [host.tokens_per_step for host in run.hosts] == pytest.approx([1e6 / 20] * 3)
+
+
 def test_peers_on_one_machine_have_links_that_nobody_measures() -> None:
     found = with_links(rows())
     for row in found:
@@ -148,6 +179,7 @@ def test_candidates_are_read() -> None:
     found = parse_variants("diloco:30:int8, gradient_average:1:float32,")
     assert found == (Variant("diloco", 30, "int8"), Variant("gradient_average", 1, "float32"))
     assert parse_variants("") == ()
-    for text in ("diloco", "diloco:30", "diloco:x:int8", "nothing:30:int8"):
+    huge = f"diloco:{'9' * 5000}:int8"
+    for text in (huge, "diloco", "diloco:30", "diloco:x:int8", "nothing:30:int8", "diloco:²:int8"):
         with pytest.raises(AtollError):
             parse_variants(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -20,7 +21,7 @@ from atoll.peer.net.reach import ReachLinks, ReachService
 from atoll.peer.net.reach_messages import UNABLE, DialBack, DialledBack
 from atoll.peer.net.relayed import Route, parse_route, shown
 from atoll.peer.net.wire import message
-from atoll.peer.relay import offers
+from atoll.peer.relay import offers, service
 from atoll.peer.relay.circuits import PER_JOINER_MAX
 from atoll.peer.relay.messages import CircuitAsked, CircuitFault, CircuitOffered
 from atoll.peer.relay.offers import FAILURES_MAX, PER_RELAY_MAX
@@ -129,6 +130,25 @@ def test_data_goes_through_a_relay_sealed_or_in_tls_and_never_bare(
             while relay.host.relay.status()["carried_bytes"] <= len(data):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         stream.close()
+
+    net.run(scenario())
+
+
+def test_a_relay_that_has_no_descriptors_left_ends_the_circuit(
+    net: Net, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        relay, a, b = await starred(net, "a", "b")
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(service, "Splicer", none_left)
+            with pytest.raises((ConnectError, OSError)):
+                await a.host.dial(route(relay, b), expect_peer=b.id)
+        assert len(relay.host.relay._table) == 0, "its place is free again"
+        await a.host.dial(route(relay, b), expect_peer=b.id)
+        await established(b, a)
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
 
     net.run(scenario())
 

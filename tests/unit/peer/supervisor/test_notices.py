@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from harness.metadata_server import MetadataServer
@@ -14,7 +16,15 @@ from harness.metadata_server import MetadataServer
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.peer.supervisor import metadata
 from atoll.peer.supervisor.metadata import MetadataService, watch_notices
-from atoll.peer.supervisor.notices import CLOUDS, LEFT_MIN_S, PREEMPTED_S, SpotNotice
+from atoll.peer.supervisor.notices import (
+    CLOUDS,
+    LEFT_MIN_S,
+    PREEMPTED_S,
+    AzureNotices,
+    Cloud,
+    Http,
+    SpotNotice,
+)
 
 
 @pytest.fixture
@@ -91,7 +101,35 @@ def test_an_answer_that_is_none_is_an_error_and_no_notice(
         ask()
 
 
-@pytest.mark.parametrize("url", ["https://x", "169.254.169.254", "http://", "http://x:y"])
+@pytest.mark.parametrize("token", ["<html>\n<body>", "two words", "t\x7fken", "tök", " \n"])
+def test_a_token_that_is_not_one_printable_word_is_refused(
+    token: str, server: MetadataServer
+) -> None:
+    server.token = token
+    with pytest.raises(RemoteProtocolError, match="/latest/api/token was answered") as refused:
+        asking("aws", server)()
+    assert token not in refused.value.what
+
+
+@pytest.mark.parametrize("kind", [["Preempt"], {"Preempt": 1}, 7, None])
+def test_an_azure_event_of_no_kind_is_none_of_this_machine(
+    kind: object, server: MetadataServer
+) -> None:
+    server.event, server.gone_s = cast(Any, kind), time.time() + 300.0
+    assert asking("azure", server)() is None
+
+
+@pytest.mark.parametrize("at", ["soon", "Fri, 31 Dec 9999 23:59:59 -1400"])
+def test_an_azure_event_at_no_time_is_an_error(at: str) -> None:
+    event = {"EventType": "Preempt", "Resources": ["vm"], "NotBefore": at}
+    answers = {True: json.dumps({"Events": [event]}).encode(), False: b"vm"}
+    with pytest.raises(RemoteProtocolError, match="the event Preempt has no time"):
+        AzureNotices().ask(lambda _, path, __: (200, answers["events" in path]), time.time())
+
+
+@pytest.mark.parametrize(
+    "url", ["https://x", "169.254.169.254", "http://", "http://x:y", "http://[::1"]
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="no address of a metadata service"):
         MetadataService(url)
@@ -121,9 +159,30 @@ def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(
 
     changing = threading.Thread(target=change)
     changing.start()
-    asyncio.run(watch_notices("gcp", server.url, given.append, say))
+    asyncio.run(watch_notices("gcp", MetadataService(server.url), given.append, say))
     changing.join()
     assert given == [SpotNotice("GCP preempts this machine", PREEMPTED_S)]
     assert len(said) == 2
     assert said[0].startswith(f"notices of gcp cannot be had from {server.url}")
     assert said[1].endswith("answers: there are notices now")
+
+
+@pytest.mark.parametrize("trouble", [ValueError("an invalid header"), TypeError(), KeyError("x")])
+def test_no_answer_ends_the_watching(trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a stranger's answer does to who reads it: training goes on, and it is said once."""
+    there = SpotNotice("GCP preempts this machine", PREEMPTED_S)
+    answers: list[Exception | SpotNotice] = [trouble, trouble, there]
+
+    class Odd:
+        def ask(self, http: Http, unix_s: float) -> SpotNotice | None:
+            if isinstance(answer := answers.pop(0), Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setitem(metadata.CLOUDS, "gcp", Cloud("http://x", 0.0, Odd))
+    given, said = list[SpotNotice](), list[str]()
+    service = MetadataService("http://127.0.0.1:1")
+    asyncio.run(watch_notices("gcp", service, given.append, said.append))
+    assert given == [there]
+    assert len(said) == 2
+    assert f"({str(trouble) or 'TypeError'}); asking again" in said[0]

@@ -174,6 +174,20 @@ def test_who_does_not_end_in_time_is_killed_and_the_daemon_has_its_share() -> No
     assert pair.now_s - began_s == GRACE_S
 
 
+def test_that_the_script_is_killed_is_said_once() -> None:
+    """Its first process is seen to have ended before the kernel has taken down all of its group."""
+    pair = running()
+    pair.feed(StopAsked("SIGTERM", GRACE_S, TERM))
+    pair.wait()
+    said = len(pair.said)
+    died = ProcessEnded(SCRIPT, KILLED, KILLED_BY, has_rest=True)
+    assert pair.feed(died, after_s=0.01) == []
+    assert pair.feed(TimePassed(), after_s=0.01) == []
+    assert pair.feed(RestGone(), after_s=0.05) == []
+    assert pair.feed(ProcessEnded(DAEMON, 0, "left")) == [ExitWith(KILLED)]
+    assert len(pair.said) == said
+
+
 def test_a_short_grace_time_is_shared_by_halves() -> None:
     pair = running()
     began_s = pair.now_s

@@ -70,6 +70,7 @@ def test_a_line_that_was_cut_off_costs_itself_only(tmp_path: Path, cut: int) -> 
 def test_what_is_no_event_is_skipped(tmp_path: Path) -> None:
     lines = [b"", b"{", b"[1]", b"3", b'{"kind": 3, "unix_s": 1}', b'{"kind": "a"}', b"\xff\xfe"]
     lines += [b'{"kind": "a", "unix_s": "x"}', json.dumps(of(5)).encode(), b"x" * (1 << 17)]
+    lines += [b"[" * 60_000, b'{"kind": "a", "unix_s": 1, "text": ' + b"[" * 60_000]
     lines += [b'{"kind": "row", "unix_s": %b}' % time for time in (b"1e18", b"-1", b"NaN")]
     (tmp_path / EVENTS_FILE).write_bytes(b"\n".join(lines))
     assert numbers(tmp_path) == [5]

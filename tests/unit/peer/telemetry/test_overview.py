@@ -68,6 +68,15 @@ def test_figures_of_a_peer() -> None:
     assert overview(status(), told, NOW).peers[0].steps_per_s == pytest.approx(7 / 4)
 
 
+@pytest.mark.parametrize("restart", [1, 2, 4, 7])
+def test_steps_of_a_trainer_that_was_started_again_go_on(restart: int) -> None:
+    """It counts from 0 then, and not its 7 steps in each row are missing, nor are others there."""
+    found = [row for row in rows() if row["peer"] == NAMES[0]]
+    for place, row in enumerate(found):
+        row["steps"] = 7.0 * (place + 1 - restart if place >= restart else 100 + place)
+    assert overview(status(), found, NOW).peers[0].steps_per_s == pytest.approx(7 / 4)
+
+
 def test_when_it_is_done() -> None:
     def done(goal: RunGoal, found: list[dict[str, Any]]) -> str:
         return overview(status(), found, NOW, goal).eta.partition(", ")[0]

@@ -123,6 +123,7 @@ def test_half_a_line_waits_and_what_is_no_event_is_passed_over(tmp_path: Path, l
     assert texts(history) == []
     with path.open("ab") as file:
         file.write(line[20:] + b'\n[1]\nnull\n{"kind":"row","unix_s":1}\n{"kind":\xff\n7\n')
+        file.write(b"[" * 60_000 + b"\n")
         file.write(json.dumps(row("a", 1, BEGUN_S) | {"first": None}).encode() + b"\n")
         file.write(json.dumps(event(BEGUN_S + 1, text="after")).encode() + b"\n")
     assert texts(history) == ["whole", "after"]
@@ -287,6 +288,31 @@ def test_a_line_of_no_time_is_passed_over(tmp_path: Path, look: Look) -> None:
     found = history.summary(0.0, 10)
     assert list(found["rounds"]) == ["b"]
     assert found["newest_unix_s"] == BEGUN_S + 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *({"waited_for": names} for names in (5, None, "b", {"b": 1}, [["b"]], [1])),
+        *({"links": links} for links in (5, [1], [{}], {"b": 1}, [{"peer": []}])),
+        {"links": [{"peer": "b", "out": "fast"}]},
+        *({"first": figure, "last": figure} for figure in (math.nan, math.inf)),
+        *({name: figure} for name in ("up", "loss", "tokens") for figure in ("x", [1], math.nan)),
+    ],
+    ids=str,
+)
+def test_a_row_of_another_shape_costs_itself_only(
+    odd: dict[str, Any], tmp_path: Path, look: Look
+) -> None:
+    file, history = opened(tmp_path), look()
+    for number, more in enumerate(({}, odd, {}), 1):
+        for peer in "ab":
+            file.append(row(peer, number, BEGUN_S + number, counted=True, up=1.0) | more)
+    file.close()
+    for _ in range(2):
+        found = history.summary(0.0, 10)
+        assert [told["last"] for told in found["rounds"]["a"]] == [1, 3]
+        json.dumps(found, allow_nan=False)
 
 
 def test_the_cost_of_all_reduces_follows_from_the_steps(tmp_path: Path, look: Look) -> None:
