@@ -1,9 +1,10 @@
 """Bring the buffers of all trainers' models together: their mean, their maximum.
 
 Float buffers (BatchNorm statistics and the like) become the weighted mean over those who trained
-them, integers the maximum: a counter of batches is to go on, not to be an average. No paper on
-methods with local steps says what to do with them; most reference code leaves them alone, and then
-no two replicas evaluate alike.
+them, integers the maximum: a counter of batches is to go on, not to be an average. Floats that are
+the same for all, as those of a table, keep their bits: a mean of equal values is rounded, and would
+drift. No paper on methods with local steps says what to do with buffers; most reference code leaves
+them alone, and then no two replicas evaluate alike.
 
 Buffers are no state of the run that daemons keep. Each participant of a round publishes its own
 under the number of the round, and asks the others for theirs (``SharedBuffers``). A trainer that
@@ -19,6 +20,7 @@ Where trainers exchange something at every step anyway, they do so now and then 
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -40,6 +42,7 @@ WAIT_S = 5.0  # for the buffers of all others together: they are a few round tri
 STALE_ROUNDS = 8
 NEWEST = 0  # instead of a round's number: whatever there is
 INTEGERS_MAX = 4096  # 32 KiB of what a trainer gathers at a step; BatchNorm has one for each layer
+DIGEST_BYTES = 8  # of each float buffer, in the same gather
 
 
 class SharedBuffers:
@@ -177,6 +180,8 @@ class SharedBuffers:
 def merged(parts: Sequence[F32], floats: int) -> F32:
     """Merge the vectors of several trainers: float buffers by weighted mean, integers by maximum.
 
+    A float that is the same in all parts stays as it is, as its mean would be rounded.
+
     ``parts`` come in one order everywhere; ``floats``: how many elements of each are float buffers.
     The weight of the result is the sum. Raise RemoteProtocolError for what is no such vector.
     """
@@ -187,6 +192,9 @@ def merged(parts: Sequence[F32], floats: int) -> F32:
     mean: F32 = np.zeros(floats, np.float32)
     for part, weight in zip(parts, weights, strict=True):
         mean += np.float32(weight / total) * part[1 : 1 + floats]
+    bits = [part[1 : 1 + floats].view(np.int32) for part in parts]
+    are_same = np.all([each == bits[0] for each in bits], axis=0)
+    np.copyto(mean, parts[0][1 : 1 + floats], where=are_same)
     whole = np.max([join(part[1 + floats :]) for part in parts], axis=0)
     return np.concatenate([np.array([total], np.float32), mean, split(whole)])
 
@@ -199,7 +207,8 @@ def moved(now: F32, then: F32, mean: F32, floats: int) -> F32:
     """
     changed = mean.copy()
     part = slice(1, 1 + floats)
-    changed[part] += now[part] - then[part]
+    moves = now[part] != then[part]  # where not, a -0.0 is to stay one
+    np.add(changed[part], now[part] - then[part], out=changed[part], where=moves)
     changed[1 + floats :] = split(np.maximum(join(now[1 + floats :]), join(mean[1 + floats :])))
     return changed
 
@@ -207,8 +216,8 @@ def moved(now: F32, then: F32, mean: F32, floats: int) -> F32:
 class StepBuffers:
     """Bring the buffers of all trainers together now and then.
 
-    Float ones become the mean of all trainers', integers their maximum; of more than INTEGERS_MAX
-    integers each trainer keeps its own.
+    Float ones become the mean of all trainers', but for such as are the same everywhere; integers
+    their maximum; of more than INTEGERS_MAX integers each trainer keeps its own.
     """
 
     def __init__(self, buffers: ModelBuffers) -> None:
@@ -216,28 +225,45 @@ class StepBuffers:
         self._whole_at = 1 + buffers.floats
         count = (buffers.elements - self._whole_at) // PIECES
         self._shares_integers = 0 < count <= INTEGERS_MAX
+        self._digest_bytes = DIGEST_BYTES * len(buffers.float_parts(buffers.vector()))
 
-    def integers(self) -> bytes:
-        """Return the integers as bytes to be gathered; none if they are not shared."""
-        if not self._shares_integers:
-            return b""
-        return join(self._buffers.vector()[self._whole_at :]).astype("<i8").tobytes()
+    def told(self) -> bytes:
+        """Return what is to be gathered: digests of float buffers, then integers if it shares any.
+
+        A sum does not show whether all that is in it was the same.
+        """
+        mine = self._buffers.vector()
+        digests = [
+            hashlib.blake2b(part.tobytes(), digest_size=DIGEST_BYTES).digest()
+            for part in self._buffers.float_parts(mine)
+        ]
+        whole = join(mine[self._whole_at :]).astype("<i8").tobytes()
+        return b"".join(digests) + (whole if self._shares_integers else b"")
 
     def share(self, total: Callable[[F32, bool], Exchanged], gathered: Sequence[bytes]) -> None:
         """Replace the buffers by the mean of all trainers' float ones, and the maximum of integers.
 
-        ``total``: a sum over all trainers, of those whose flag is true. ``gathered``: what
-        ``integers`` has given at each of them; what has another length is of a newcomer.
+        ``total``: a sum over all trainers, of those whose flag is true. ``gathered``: what ``told``
+        has given at each of them; where integers have another length they are of a newcomer.
         """
         mine = self._buffers.vector()
         floats = mine[1 : self._whole_at]
         is_finite = bool(np.isfinite(floats).all())
         found = total(floats if is_finite else np.zeros_like(floats), is_finite)
         if found.count:
-            np.divide(found.total, np.float32(found.count), out=floats)
+            mean = mine.copy()
+            np.divide(found.total, np.float32(found.count), out=mean[1 : self._whole_at])
+            pairs = zip(
+                self._buffers.float_parts(mine), self._buffers.float_parts(mean), strict=True
+            )
+            for number, (own, of_all) in enumerate(pairs):
+                at = DIGEST_BYTES * number
+                if len({each[at : at + DIGEST_BYTES] for each in gathered}) != 1:
+                    own[:] = of_all
         if self._shares_integers:
-            own = join(mine[self._whole_at :])
-            alike = [np.frombuffer(g, "<i8") for g in gathered if len(g) == own.nbytes]
-            mine[self._whole_at :] = split(np.max([own, *alike], axis=0))
+            whole = join(mine[self._whole_at :])
+            told = [each[self._digest_bytes :] for each in gathered]
+            alike = [np.frombuffer(each, "<i8") for each in told if len(each) == whole.nbytes]
+            mine[self._whole_at :] = split(np.max([whole, *alike], axis=0))
         if np.isfinite(mine).all():
             self._buffers.read(mine)

@@ -158,7 +158,7 @@ def _sampled(tensor: Tensor) -> Iterator[Tensor]:
         for key in inside:
             yield from _sampled(getattr(tensor, key))
         return
-    flat = tensor.reshape(-1)
+    flat = tensor.reshape(-1).contiguous()  # one that is expanded stays a view until then
     raw = (torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8).reshape(-1)
     last = raw.numel() - BLOCK_BYTES
     if raw.numel() <= BLOCKS * BLOCK_BYTES:

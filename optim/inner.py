@@ -9,6 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.units import count
+from atoll.peer.client.console import say
 
 Inner: TypeAlias = Optimizer | Sequence[Optimizer]
 # Packages whose optimizers stand before one of torch, and where they keep it. Theirs have no hooks
@@ -83,3 +85,33 @@ def inners_of(inner: Inner, parameters: Iterable[nn.Parameter]) -> tuple[Optimiz
     if not inners:
         raise ConfigError("no inner optimizer", fix="give one that trains the model's parameters")
     return inners
+
+
+class Strangers:
+    """Say which trainable parameters of inner optimizers are not in the model.
+
+    No error, since a trainer may want some of its own; but who has not meant it hears of it.
+    """
+
+    def __init__(self, inners: Sequence[Optimizer], parameters: Iterable[nn.Parameter]) -> None:
+        self._ours = set(map(id, parameters))
+        self._inners, self._held = inners, [0] * len(inners)
+
+    def look(self) -> None:
+        """Look at optimizers that hold another number of parameters than when this looked last."""
+        for number, inner in enumerate(self._inners):
+            held = sum(len(group["params"]) for group in inner.param_groups)
+            if held != self._held[number]:
+                self._held[number] = held
+                self._tell(inner)
+
+    def _tell(self, inner: Optimizer) -> None:
+        held = [p for group in inner.param_groups for p in group["params"]]
+        strange = sum(p.requires_grad and id(p) not in self._ours for p in held)
+        if strange:
+            say(
+                f"the inner {type(inner).__name__} also trains {count(strange, 'parameter')} "
+                f"outside of the model (of {len(held)}): this trainer trains them alone, and "
+                "save() leaves them out; to share them, put them into one module with the model, "
+                "and give the method that module"
+            )

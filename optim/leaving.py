@@ -49,18 +49,29 @@ class Leaving:
             )
         self.wait_s, self.exits, self.asked = wait_s, exits, ""
         self._end_within, self._daemon_wait_s = end_within, 0.0 if is_supervised() else wait_s
+        self._is_closed = False
         self._before: dict[int, Handler | int | None] = {}
         for number in numbers:
             self._before[number] = signal.signal(number, self._on_signal)
         _OPEN.add(self)
 
     def close(self) -> None:
-        """Put the handlers back that were there before, unless others have come since."""
+        """Put the handlers back that were there before, unless others have come since.
+
+        In another thread than the main one, which alone may, the next signal does it.
+        """
+        self._is_closed = True
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number, before in self._before.items():
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_DFL if before is None else before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._is_closed and signal.getsignal(number) == self._on_signal:
+            self.close()
+            signal.raise_signal(number)
+            return
         is_first, self.asked = not self.asked, self.asked or signal.Signals(number).name
         self._end_within(self._daemon_wait_s)
         before = self._before[number]

@@ -30,12 +30,13 @@ from atoll.collectives.codecs import F32
 from atoll.collectives.errors import AtollError, CodecError, ConfigError, DaemonLostError
 from atoll.collectives.units import count
 from atoll.optim.frozen import Frozen
+from atoll.optim.inner import Strangers
 from atoll.optim.leaving import LEAVE_WAIT_S, USUAL, Leaving, supervised_leaving
 from atoll.optim.manifest import Manifest
 from atoll.optim.model_io import ModelVector
 from atoll.optim.run_spec import RunSpec
 from atoll.optim.saved_values import Stateful
-from atoll.optim.saving import Trainer, load, save
+from atoll.optim.saving import Trainer, load, save, unsaveable
 from atoll.optim.schedules import Schedules
 from atoll.optim.sessions import AnySession, Channel, LeadingRank, every_rank
 from atoll.peer.client.console import say
@@ -66,7 +67,8 @@ class Method(ABC):
         self._ranks = peer.channel if isinstance(peer.channel, LeadingRank) else None
         self._frozen = Frozen(vector.model)
         self._schedules = Schedules()
-        self._inners = inners
+        self._inners, self._strangers = inners, Strangers(inners, vector.parameters)
+        self._is_fresh = not any(inner.state for inner in inners)  # none has taken a step yet
         self._hooks: list[RemovableHandle] = []
         self._steps = 0  # of this trainer, as the hook has seen them
         self._loss: Any = None  # that the closure of the step at hand has returned first
@@ -124,6 +126,7 @@ class Method(ABC):
         does not take it.
         """
         self._check_between_steps("save()")
+        self._tell_unseen()
         return save(self._trainer(more), Path(folder))
 
     def load(self, folder: str | Path, **more: Stateful) -> bool:
@@ -141,6 +144,7 @@ class Method(ABC):
         if there is None:
             say(f"nothing is saved in {folder} yet: this trainer begins with the run's parameters")
             return False
+        self._is_fresh = False
         say(f"loaded {there}, and is at step {self.global_step}: {self._came_back}")
         return True
 
@@ -154,6 +158,11 @@ class Method(ABC):
         it as it was made: its state need not be saved. ConfigError for one that needs a metric.
         """
         self._schedules.add(scheduler, self.global_step)
+
+    @property
+    def is_showing(self) -> bool:
+        """Return whether the model has other parameters than this trainer's for a while."""
+        return self._shown != ""
 
     def report(self, **figures: float | Tensor) -> None:
         """Tell this peer's daemon how training goes.
@@ -201,6 +210,7 @@ class Method(ABC):
         step, or where other parameters are shown.
         """
         self._check_between_steps("finish()")
+        self._tell_unseen()
         try:
             with self._channel.hurry(wait_s):
                 became = self._hand_in()
@@ -212,6 +222,7 @@ class Method(ABC):
         """Unhook inner optimizers and close the session; the model keeps its parameters."""
         if self._leaving is not None:
             self._leaving.close()
+        self._tell_unseen()
         self._unhook()
         self.peer.close()
 
@@ -225,6 +236,20 @@ class Method(ABC):
 
     def _trainer(self, more: Mapping[str, Stateful]) -> Trainer:
         return Trainer(self, self._vector, self._inners, self.spec, self._channel, more)
+
+    def _tell_unseen(self) -> None:
+        """Say once that the inner optimizer has been at work, if no step of it was seen.
+
+        Some, as SAM, may be used without their own step(): then no round ever begins.
+        """
+        last = self._inners[-1:]
+        if self._hands_in and self._is_fresh and not self._steps and any(o.state for o in last):
+            self._is_fresh = False
+            say(
+                f"the inner {type(last[0]).__name__} has changed its state, but its step() was "
+                "never seen, so this trainer has trained alone: give the method the optimizer "
+                "whose step() the loop calls; with SAM call step(closure)"
+            )
 
     def _check_between_steps(self, what: str) -> None:
         if self._shown or self._in_step:
@@ -243,6 +268,12 @@ class Method(ABC):
                 f"infinities in {count(len(constants), 'buffer')} of the model "
                 f"({', '.join(constants[:5])}): taken for constants, and not shared with others"
             )
+        if unsaved := unsaveable(self._vector.model):
+            say(
+                f"save() would fail: files do not take {count(len(unsaved), 'buffer')} of the "
+                f"model, {', '.join(unsaved[:5])}; register such with persistent=False"
+            )
+        self._strangers.look()
         fingerprint = self._frozen.fingerprint(frozen)
         self._channel.attach(spec, replace(manifest, frozen=fingerprint), initial, frozen)
 
@@ -332,6 +363,7 @@ class Method(ABC):
         if found_inf is not None and found_inf.item() > 0:
             return
         self._frozen.check(optimizer if len(self._inners) > 1 else None)
+        self._strangers.look()  # groups may have been added
         if self._shown:
             raise ConfigError(
                 f"optimizer.step() inside {self._shown}: the step would be thrown away",

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from atoll.collectives.codecs import F32
 from atoll.collectives.errors import ConfigError, RemoteProtocolError
@@ -87,6 +88,8 @@ class ModelVector:
         self._sharded = [module for module in model.modules() if _is_fsdp2(module)]
         self.reshard()
         named = trainable(model)
+        for name, p in named.items():
+            _check_values(name, p)
         self.model, self.buffers = model, ModelBuffers(model)
         self.manifest = arrange(
             Manifest.of(
@@ -249,6 +252,20 @@ class ModelVector:
             cast(Any, module).reshard()
 
 
+def _check_values(name: str, p: Any) -> None:
+    """Raise ConfigError for a parameter that has no values yet, or no memory for each of them."""
+    if is_lazy(p):
+        why, fix = "has no shape yet", "give the model one batch before the method is made"
+    elif p.is_meta:
+        why, fix = "is on the meta device", "load its values before the method is made"
+    elif any(n > 1 and not step for n, step in zip(p.shape, p.stride(), strict=True)):
+        why = "is expanded: several of its elements are one in memory"
+        fix = "make it from a copy: nn.Parameter(tensor.contiguous())"
+    else:
+        return
+    raise ConfigError(f"parameter {name} {why}", fix=fix)
+
+
 def _place(entry: Parameter, p: nn.Parameter, lo: int) -> ParameterPlace:
     """Return where a parameter lies; raise ConfigError for a shard that is no stretch of rows."""
     if not _is_sharded(p):
@@ -331,9 +348,10 @@ class ModelBuffers:
         self.floats = sum(_tensor(p).numel() for p in self._floats)
         self._whole = sum(_tensor(p).numel() for p in self._integers)
         self.elements = 1 + self.floats + PIECES * self._whole
+        shared = of_floats | of_integers
+        self._shapes = [(n, p, tuple(_tensor(p).shape)) for n, p in shared.items()]
         lines = [
-            f"{name}\t{_tensor(p).is_floating_point()}\t{tuple(_tensor(p).shape)}"
-            for name, p in (of_floats | of_integers).items()
+            f"{name}\t{_tensor(p).is_floating_point()}\t{shape}" for name, p, shape in self._shapes
         ]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
         self.outline = f"{len(lines)} of {self.floats + self._whole} values, {digest}"
@@ -341,7 +359,11 @@ class ModelBuffers:
             self.outline = ""
 
     def vector(self, weight: float = 1.0) -> F32:
-        """Return the buffers as they are now, and ``weight``, as float32[elements]."""
+        """Return the buffers as they are now, and ``weight``, as float32[elements].
+
+        Raise ConfigError if one has changed its shape.
+        """
+        self._check_shapes()
         flat: F32 = np.empty(self.elements, np.float32)
         flat[0] = weight
         lo = 1
@@ -357,16 +379,36 @@ class ModelBuffers:
     def read(self, flat: F32) -> None:
         """Read the buffers from such a vector, in place.
 
-        Raise RemoteProtocolError for what is no such vector.
+        A buffer of float64 that has these values already, as float32, keeps its further digits.
+        Raise RemoteProtocolError for what is no such vector, ConfigError as ``vector`` does.
         """
+        self._check_shapes()
         whole = torch.from_numpy(join(flat[1 + self.floats :]))
         values = torch.from_numpy(flat[1 : 1 + self.floats].copy())
         for places, source in ((self._floats, values), (self._integers, whole)):
             lo = 0
             for place in places:
                 tensor = _tensor(place)
-                tensor.copy_(source[lo : lo + tensor.numel()].view(tensor.shape))
+                new = source[lo : lo + tensor.numel()].view(tensor.shape)
+                if tensor.dtype != torch.float64 or not _are_same_bits(tensor, new):
+                    tensor.copy_(new)
                 lo += tensor.numel()
+
+    def float_parts(self, flat: F32) -> list[F32]:
+        """Return the part of each float buffer in such a vector; they are no copies."""
+        ends = np.cumsum([_tensor(place).numel() for place in self._floats], dtype=np.int64)
+        return np.split(flat[1 : 1 + self.floats], ends[:-1])
+
+    def _check_shapes(self) -> None:
+        for name, (module, key), shape in self._shapes:
+            now = module._buffers.get(key)
+            if now is None or now.shape != shape:
+                what = "is gone" if now is None else f"has the shape {tuple(now.shape)} now"
+                raise ConfigError(
+                    f"buffer {name} {what}; it had {shape} when the method was made, and peers "
+                    "share buffers of one shape",
+                    fix="register it with persistent=False, or give the method buffers=False",
+                )
 
     def not_finite(self) -> list[str]:
         """Return the names of the float buffers in the vector with NaN or Inf."""
@@ -406,6 +448,12 @@ def _tensor(place: Place) -> Tensor:
     tensor = module._buffers[name]
     assert tensor is not None
     return tensor.detach()
+
+
+def _are_same_bits(tensor: Tensor, values: Tensor) -> bool:
+    """Return whether a tensor, once it is rounded to float32, is these values bit by bit."""
+    rounded = tensor.to("cpu", torch.float32)
+    return torch.equal(rounded.view(torch.int32), values.view(torch.int32))
 
 
 def _is_finite(place: Place) -> bool:

@@ -4,6 +4,7 @@ A ``state_dict()`` is a tree of dictionaries, lists, numbers, texts and tensors.
 safetensors file, all else into JSON, and what JSON has no word for is an object with one key::
 
     {"map": [[key, value], ...]}   {"tuple": [...]}   {"float": "nan"}   {"tensor": name}
+    {"counter": [[key, value], ...]}   {"ordered": [[key, value], ...]}   {"array": name}
 
 Nothing is pickled. A tensor that is sharded over ranks is kept as the rows of this one.
 """
@@ -11,7 +12,7 @@ Nothing is pickled. A tensor that is sharded over ranks is kept as the rows of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from atoll.collectives.errors import CheckpointError, ConfigError
 from atoll.optim.replay.checkpoint import DTYPE_BYTES, Array, Plain, Tensors, is_name
 
 DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
+MAPS: dict[str, type[dict[Any, Any]]] = {"map": dict, "counter": Counter, "ordered": OrderedDict}
 DEPTH_MAX = 32  # states of real optimizers and schedulers are five levels deep
 
 
@@ -74,23 +76,43 @@ def apart(value: Any, name: str, tensors: dict[str, Array]) -> Plain:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
+        return {"array": _added(_tensor_like(value, name), name, tensors)}
     if isinstance(value, Tensor):
         sharded: Any = value
         is_shard = hasattr(value, "to_local")
-        if name in tensors or not is_name(name):
-            name = f"tensor {len(tensors)}"
-        tensors[name] = array_of(sharded.to_local() if is_shard else value, name)
-        return {"shard" if is_shard else "tensor": name}
+        own = sharded.to_local() if is_shard else value
+        return {"shard" if is_shard else "tensor": _added(own, name, tensors)}
     if isinstance(value, list | tuple):
         parts = [apart(one, f"{name}.{n}", tensors) for n, one in enumerate(value)]
         return parts if isinstance(value, list) else {"tuple": parts}
-    if isinstance(value, Mapping) and all(isinstance(k, str | int) for k in value):
-        return {"map": [[k, apart(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
-    raise ConfigError(
-        f"{name} is a {type(value).__name__}, which cannot be saved",
-        fix="save objects whose state_dict() has tensors, numbers, texts, lists and dictionaries",
+    for kind, made in MAPS.items():
+        if type(value) is made and all(isinstance(k, str | int) for k in value):
+            return {kind: [[k, apart(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
+    raise _cannot(name, type(value).__name__)
+
+
+def _cannot(name: str, kind: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is a {kind}, which cannot be saved",
+        fix="save objects whose state_dict() has tensors, arrays of numbers, numbers, texts, lists "
+        "and plain dictionaries, dict(it) say",
     )
+
+
+def _tensor_like(array: np.ndarray, name: str) -> Tensor:
+    """Return a copy of a numpy array as a tensor; ConfigError for one that is not of numbers."""
+    try:
+        return torch.from_numpy(array.copy())  # torch refuses strides that are negative
+    except TypeError as error:
+        raise _cannot(name, f"numpy array of {array.dtype}") from error
+
+
+def _added(tensor: Tensor, name: str, tensors: dict[str, Array]) -> str:
+    """Add a tensor to ``tensors``; return the name that it has there."""
+    if name in tensors or not is_name(name):
+        name = f"tensor {len(tensors)}"
+    tensors[name] = array_of(tensor, name)
+    return name
 
 
 def together(value: Plain, tensors: Tensors, depth: int = 0) -> Any:
@@ -103,14 +125,17 @@ def together(value: Plain, tensors: Tensors, depth: int = 0) -> Any:
         return value
     try:
         ((kind, content),) = value.items()
-        if kind == "map":
-            return {_key(k): together(one, tensors, depth + 1) for k, one in content}
+        if kind in MAPS:
+            pairs = {_key(k): together(one, tensors, depth + 1) for k, one in content}
+            return pairs if kind == "map" else MAPS[kind](pairs)
         if kind == "tuple":
             return tuple(together(one, tensors, depth + 1) for one in content)
         if kind == "float":
             return float(content)
-        if kind in ("tensor", "shard"):
+        if kind in ("tensor", "shard", "array"):
             tensor = tensor_of(tensors[content])
+            if kind == "array":
+                return tensor.numpy()
             return tensor if kind == "tensor" else Shard(tensor)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"a saved state cannot be read: {str(error)[:200]}") from error

@@ -38,7 +38,15 @@ from atoll.collectives.errors import (
 from atoll.optim.model_io import ModelVector, canonical, persistent, trainable
 from atoll.optim.replay.checkpoint import Array, Tensors, decode, header
 from atoll.optim.run_spec import UNSAID, RunSpec
-from atoll.optim.saved_values import Shard, Stateful, apart, array_of, tensor_of, together
+from atoll.optim.saved_values import (
+    DTYPES,
+    Shard,
+    Stateful,
+    apart,
+    array_of,
+    tensor_of,
+    together,
+)
 from atoll.optim.sessions import LeadingRank, every_rank
 
 FORMAT, VERSION = "atoll trainer", 1
@@ -253,6 +261,13 @@ def _model(model: nn.Module) -> dict[str, Tensor]:
     return found
 
 
+def unsaveable(model: nn.Module) -> list[str]:
+    """Return the names of the persistent buffers, with dtypes, that files do not take."""
+    buffers = {name: module._buffers[key] for name, (module, key) in persistent(model).items()}
+    dtypes = {n: str(t.dtype).removeprefix("torch.") for n, t in buffers.items() if t is not None}
+    return [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in DTYPES]
+
+
 def _check_model(trainer: Trainer, folder: Path, saved: Tensors) -> None:
     """Raise ConfigError, which names the first parameters that differ, for another model."""
     mine = {
@@ -310,15 +325,16 @@ def _flat(named: Sequence[Any]) -> list[str]:
 
 def _load_inner(inner: Optimizer, state: dict[str, Any]) -> None:
     """Load an optimizer's state with the bits, and the dtypes, that were saved."""
-    held = _held(inner)
-    entries = state.get("state", {})
-    for number, kept in entries.items():
+    held = dict(enumerate(_held(inner)))
+    # Optimizers may keep values of their own beside those of parameters, under other keys.
+    entries = [(held[n], kept) for n, kept in state.get("state", {}).items() if n in held]
+    for parameter, kept in entries:
         for key, value in kept.items():
             if isinstance(value, Shard):
-                kept[key] = _sharded(value.rows, held[number])
+                kept[key] = _sharded(value.rows, parameter)
     inner.load_state_dict(state)
-    for number, kept in entries.items():  # torch rounds moments to the dtype of the parameter
-        there = inner.state.get(held[number], {})
+    for parameter, kept in entries:  # torch rounds moments to the dtype of the parameter
+        there = inner.state.get(parameter, {})
         for key, value in kept.items():
             now = there.get(key)
             if isinstance(now, Tensor) and now.dtype != value.dtype:

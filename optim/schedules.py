@@ -8,6 +8,7 @@ go back, one begins again with what was kept.
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from atoll.collectives.errors import ConfigError
+from atoll.peer.client.console import say
 
 CHANGED = ("lr", "momentum", "betas")  # what schedulers of torch write into groups of parameters
 
@@ -59,8 +61,10 @@ class _Followed:
         self._scheduler = scheduler
         # As it was when it was given, and as it was when it last stood where it should.
         self._first = self._latest = self._kept()
+        self._last = sys.maxsize  # the step at which it stays, once it has refused a later one
 
     def set_step(self, step: int, *, loaded: bool = False) -> None:
+        step = min(step, self._last)
         epoch, (kept, _, groups) = _epoch(self._scheduler), self._latest
         if epoch == step < kept + KEEP_EVERY and not loaded:
             return  # what is in the groups may be as the user wants it
@@ -73,11 +77,32 @@ class _Followed:
             _groups(self._scheduler), self._scheduler.get_last_lr(), strict=True
         ):
             _set(group, "lr", rate)  # the optimizer may have loaded others meanwhile
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch: no optimizer.step() between two of these
-            while _epoch(self._scheduler) < step:
-                self._scheduler.step()
+        if not self._reach(step):
+            self.set_step(step, loaded=loaded)
+            return
         self._latest = self._kept()
+
+    def _reach(self, step: int) -> bool:
+        """Step the scheduler up to ``step``; return whether it has taken all of these steps.
+
+        A OneCycleLR refuses those after its ``total_steps``, which others of the run may take.
+        """
+        epoch = _epoch(self._scheduler)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch: no optimizer.step() between two of these
+                while (epoch := _epoch(self._scheduler)) < step:
+                    self._scheduler.step()
+        except ValueError as error:
+            # One before the last step that it takes: the loop still calls its step() once.
+            self._last = max(self._first[0], epoch - 1)
+            say(
+                f"the {type(self._scheduler).__name__} ends, and the run goes on: learning rates "
+                f"stay those of step {self._last} ({error}); give it as many steps as the run has, "
+                "and end the loop by global_step"
+            )
+            return False
+        return True
 
     def _go_back(self, step: int) -> None:
         for epoch, state, groups in (self._latest, self._first):

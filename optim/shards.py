@@ -174,7 +174,9 @@ class Shards:
 
         ``ahead``: how many it draws before the loop has them. That is 0 where a DataLoader has no
         workers, else its ``num_workers * prefetch_factor * batch_size``. It matters when this
-        trainer dies: so many are dealt again. ``loader`` counts by itself.
+        trainer dies, or its loop breaks out of the DataLoader: so many are dealt again. Once all
+        are drawn, a sampler does not see which of them the loop has had, and takes them for used.
+        ``loader`` counts by itself, and sees it.
         """
         return _Drawn(self, ahead)
 
@@ -298,7 +300,9 @@ class Shards:
     def put_back(self, ahead: int) -> None:
         """Note that the last samples that were drawn do not reach the loop."""
         if ahead:
-            self._lose(self._drawn - ahead, self._drawn)
+            self.is_over = False  # it may have been: workers had drawn all there was
+            # Of a hand that was given up meanwhile there is nothing to note.
+            self._lose(max(0, self._drawn - ahead), self._drawn)
             self._ahead -= ahead
 
     def went(self, ahead: int) -> None:
@@ -575,8 +579,10 @@ class _Drawn(Sampler[int]):
                     ahead += 1
                     shards.went(1)
                 yield shards.deck.indices(span)[0]
-        finally:
-            shards.went(-ahead)
+        except BaseException:  # GeneratorExit above all: the loop broke out of its DataLoader
+            shards.put_back(ahead)
+            raise
+        shards.went(-ahead)
 
 
 class _Batches(Sampler[list[int]]):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,7 +39,7 @@ def average_gradients(
 
     ``codec``: how they travel; "int8" sends a quarter. Errors of ``session.all_reduce`` come out of
     ``backward()``; DDP cannot go on then, so make it anew around its module. ConfigError for a
-    process group of more than this process.
+    process group of more than this process, and for ``skip_all_reduce_unused_params``.
     """
     ranks = dist.get_world_size(model.process_group)
     if ranks > 1:
@@ -48,31 +48,41 @@ def average_gradients(
             fix="give each process a daemon and a group of its own, or take DiLoCo, where "
             "atoll.attach() makes the ranks of a machine one trainer",
         )
+    if getattr(model, "skip_all_reduce_unused_params", False):  # as of newer torch
+        raise ConfigError(
+            "this model skips parameters without a gradient, and peers need not have the same ones",
+            fix="make DistributedDataParallel without skip_all_reduce_unused_params",
+        )
     # DDP compares annotations of a hook with classes: so it has none.
-    model.register_comm_hook(
-        _Step(model.module, session, codec), lambda step, bucket: step.add(bucket)
-    )
+    model.register_comm_hook(_Step(model, session, codec), lambda step, bucket: step.add(bucket))
 
 
 class _Step:
-    """Collect the gradients of one backward pass until the last bucket has come."""
+    """Collect the gradients of one backward pass until all buckets have come.
 
-    def __init__(self, model: nn.Module, session: Reducing, codec: str) -> None:
-        self._places = {id(p): number for number, p in enumerate(model.parameters())}
+    It counts parameters, because with a static graph DDP numbers the buckets of the first pass as
+    if each were the first, and none the last.
+    """
+
+    def __init__(self, model: DistributedDataParallel, session: Reducing, codec: str) -> None:
+        self._places = {id(p): number for number, p in enumerate(model.module.parameters())}
+        # What DDP reduces: neither what was frozen when it was made, nor what it was to ignore.
+        # (torch leaves this function untyped.)
+        known = model._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        self._all = int(known["num_parameter_tensors"])
         self._session, self._codec = session, codec
         self._found: dict[int, Tensor] = {}  # views of buckets, by the parameter's place
         self._waiting: list[tuple[Future[Tensor], Tensor]] = []
 
     def add(self, bucket: Any) -> Future[Tensor]:
         """Take a bucket; with the last one all futures have their results."""
-        if bucket.index() == 0:
-            self._found, self._waiting = {}, []
         future: Future[Tensor] = Future()
         self._waiting.append((future, bucket.buffer()))
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._found[self._places[id(parameter)]] = gradient
-        if bucket.is_last():
+        if len(self._found) == self._all:
             self._average()
+            self._found, self._waiting = {}, []
         return future
 
     def _average(self) -> None:

@@ -10,8 +10,10 @@ the method when training starts. Then
   the run has ``max_steps`` steps;
 * validation sees the run's model, not this replica's;
 * so does a checkpoint: its ``state_dict`` is the run's, for ``load_from_checkpoint`` and whoever
-  takes the best one, and beside it lies what ``fit(ckpt_path=...)`` needs to go on. One that is
-  saved with ``save_weights_only`` has this replica's parameters: Lightning calls nobody for it;
+  takes the best one, and beside it lies what ``fit(ckpt_path=...)`` needs to go on. One that a
+  module or a callback saves while validation goes on has the run's model and no more: from it the
+  trainer begins as a newcomer with these moments. One that is saved with ``save_weights_only`` has
+  what the model has: outside of validation this replica's parameters, as Lightning calls nobody;
 * the loggers of the trainer get the method's metrics as ``atoll/...``, `atoll status` the loss;
 * at the end the steps since the last round are handed in, and the model has the run's parameters;
 * so they are in `atoll run` where it tells the script to end: Lightning has a handler of its own
@@ -159,16 +161,13 @@ class AtollCallback(Callback):
         if self.outer is None:
             return
         frozen = {n for n, p in pl_module.named_parameters() if not p.requires_grad}
-        method = self.outer.state_dict()
-        own = checkpoint["state_dict"]
+        if not self.outer.is_showing:  # else the model has the run's parameters, and not its own
+            own = {n: t for n, t in checkpoint["state_dict"].items() if n not in frozen}
+            checkpoint[KEY] = {"method": self.outer.state_dict(), "own": own}
         with evaluating(self.outer):
             there = trainer.strategy.lightning_module_state_dict()
             run = {n: t if n in frozen else t.detach().clone() for n, t in there.items()}
         checkpoint["state_dict"] = run
-        checkpoint[KEY] = {
-            "method": method,
-            "own": {n: t for n, t in own.items() if n not in frozen},
-        }
 
     def on_load_checkpoint(self, _trainer: Any, _module: Any, checkpoint: dict[str, Any]) -> None:
         self._saved = checkpoint.get(KEY)

@@ -61,8 +61,10 @@ def evaluating(method: Method | None) -> AbstractContextManager[None]:
     """Put into the model what is to be evaluated and published, for as long as it lasts.
 
     That is the run's parameters; of replicas their mean; of methods of every step the model has it
-    already.
+    already. So it has inside another ``evaluating``, as where a validation saves the model.
     """
+    if method is None or method.is_showing:
+        return nullcontext()
     for name in ("consensus", "outer_parameters"):
         if (shown := getattr(method, name, None)) is not None:
             context: AbstractContextManager[None] = shown()
@@ -90,11 +92,10 @@ def follow(method: Method, scheduler: Any) -> None:
 
 
 def _take_back(scheduler: LambdaLR) -> None:
-    """Take a scheduler back to where it was made."""
+    """Take a scheduler and its rates back to where it was made."""
     pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-    first = {
-        "last_epoch": 0,
-        "_step_count": 1,
-        "_last_lr": [rate * each(0) for rate, each in pairs],
-    }
+    rates = [rate * each(0) for rate, each in pairs]
+    first = {"last_epoch": 0, "_step_count": 1, "_last_lr": rates}
     scheduler.load_state_dict({**scheduler.state_dict(), **first})
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

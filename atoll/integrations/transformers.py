@@ -16,7 +16,8 @@ That is all that a script changes. The callback makes the method when training b
 
 A Trainer tells its callbacks neither when an evaluation begins nor that training has failed, and
 logs to others first. So the callback stands before four methods of its own trainer
-(``_stand_before``); it replaces none of them, and touches no class.
+(``_stand_before``), and before one more where it was added after the trainer was made; it replaces
+none of them, and touches no class.
 """
 
 from __future__ import annotations
@@ -74,8 +75,11 @@ class AtollCallback(TrainerCallback):
         self._stand_before(_trainer_of(self))
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, **given: Any) -> None:
-        if self._trainer is None:  # it was added later
-            self._stand_before(_trainer_of(self))
+        if self._trainer is None:  # it was added later, and train() goes on already
+            trainer = _trainer_of(self)
+            self._stand_before(trainer)
+            if (run_epoch := getattr(trainer, "_run_epoch", None)) is not None:
+                trainer._run_epoch = self._closing_at_error(run_epoch)
         self.close()
         if args.data_seed is None and args.seed == DEFAULT_SEED:
             say(
@@ -158,6 +162,19 @@ class AtollCallback(TrainerCallback):
                 return train(resume_from_checkpoint, *given, **named)
             finally:
                 self.close()
+
+        return closing
+
+    def _closing_at_error(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Close the session where ``call`` fails, in a ``train()`` that was called before ours."""
+
+        @functools.wraps(call)
+        def closing(*given: Any, **named: Any) -> Any:
+            try:
+                return call(*given, **named)
+            except BaseException:
+                self.close()
+                raise
 
         return closing
 

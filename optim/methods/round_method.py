@@ -178,7 +178,7 @@ class RoundMethod(Method):
         """
         for fragment in self._submitted:  # in the order in which they were sent
             if fragment not in self._known:
-                self._known[fragment] = self._channel.wait(fragment)
+                self._known[fragment] = self._wait(fragment)
         return {
             "version": STATE_VERSION,
             **self._totals(),
@@ -293,6 +293,7 @@ class RoundMethod(Method):
         for watcher in self._watchers:
             watcher.submitted()
         self._hand_over(partial(self._write_submission, fragment), weight, fragment)
+        self._known.pop(fragment, None)  # of one that was given up
         self._submitted[fragment] = self._steps, self._tokens
 
     def _hand_over(self, write: Writer, weight: float, fragment: int) -> None:
@@ -316,12 +317,13 @@ class RoundMethod(Method):
 
         After "missed" the next submission counts for both.
         """
-        outcome = self._known.pop(fragment, None) or self._channel.wait(fragment)
+        outcome = self._known.pop(fragment, None) or self._wait(fragment)
         if outcome.kind == "reload":
             self._is_lost = True
         else:
             self._clock.passed(outcome.round, self._round_steps)
-        counted, before = self._submitted.pop(fragment), self._counted.get(fragment, (0, 0))
+        before = self._counted.get(fragment, (0, 0))
+        counted = self._submitted.pop(fragment, before)
         if outcome.kind != "missed":
             self._counted[fragment] = counted
         if self._buffers is not None and fragment == 0 and outcome.share > 0:
@@ -337,6 +339,18 @@ class RoundMethod(Method):
         for watcher in self._watchers:
             watcher.round_over(outcome.kind, counted=counts, leaves=self._is_leaving)
         return outcome
+
+    def _wait(self, fragment: int) -> Outcome:
+        """Wait for what became of a submission.
+
+        Where that fails, as by Ctrl+C, it is given up: it counts as missed from then on.
+        """
+        try:
+            return self._channel.wait(fragment)
+        except BaseException:  # the channel has forgotten it, and cannot be asked again
+            self._submitted.pop(fragment, None)
+            self._known[fragment] = Outcome("missed", self._channel.round, 0.0)
+            raise
 
     @property
     def _round_steps(self) -> int:

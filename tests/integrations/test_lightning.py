@@ -186,6 +186,44 @@ def test_a_trainer_goes_on_with_the_same_bits_from_its_checkpoint(tmp_path: Path
     assert two.rates == whole.rates[4:]
 
 
+class SavesInside(lightning.Callback):
+    """Save while validation goes on, as where a module finds that it is the best so far."""
+
+    def __init__(self, there: Path) -> None:
+        self.there = there
+
+    def on_validation_epoch_end(self, trainer: Any, _module: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(self.there)
+
+
+def test_what_is_saved_inside_a_validation_is_the_runs(tmp_path: Path) -> None:
+    """In the middle of a round: from it training goes on with the run's parameters."""
+    there = tmp_path / "inside.ckpt"
+    found: list[Any] = []
+
+    def work(session: Any) -> None:
+        found.append(fit(session, tmp_path, SavesInside(there), val_check_interval=4))
+
+    def again(session: Any) -> None:
+        module = fit(session, tmp_path, ckpt_path=there)  # of a new run, which begins with it
+        assert module.rates[0] == found[0].rates[0]
+        found.append(module)
+
+    atoll.Swarm(1).run(work)
+    first = found[0]
+    run = first.local[SYNC_EVERY - 1]
+    saved = torch.load(there, weights_only=True)
+    assert "atoll" not in saved  # whose parameters of this trainer's own would be the run's
+    module = Watched()
+    module.load_state_dict(saved["state_dict"])
+    assert torch.equal(trained(module), run)
+    assert not torch.equal(first.local[3], run)
+    assert len(first.local) == STEPS
+    atoll.Swarm(1).run(again)
+    assert torch.equal(found[1].validated[0], run)
+
+
 def test_a_late_joiner_has_the_runs_learning_rate_and_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -255,6 +255,41 @@ def test_one_that_is_added_later_works_as_well(tmp_path: Path) -> None:
     atoll.Swarm(1).run(work)
 
 
+def test_an_error_closes_the_session_of_one_that_is_added_later(tmp_path: Path) -> None:
+    def work(session: Any) -> None:
+        trainer, ours, _ = trainer_of(tmp_path, session, Breaks())
+        trainer.remove_callback(ours)
+        late = AtollCallback(sync_every=SYNC_EVERY, peer=session)
+        trainer.add_callback(late)
+        with pytest.raises(OSError, match="out of order"):
+            trainer.train()
+        assert late.outer is None
+
+    atoll.Swarm(1).run(work)
+
+
+def test_what_is_saved_inside_an_evaluation_is_the_runs(tmp_path: Path) -> None:
+    """As from compute_metrics, which is called with the run's parameters in the model."""
+
+    def work(session: Any) -> None:
+        evaluating = {"eval_strategy": "steps", "eval_steps": 4}
+        trainer, _, seen = trainer_of(tmp_path, session, **evaluating)
+
+        def metrics(_: Any) -> dict[str, float]:
+            if trainer.state.global_step == 4:
+                trainer.save_model(str(tmp_path / "inside"))
+            return {}
+
+        trainer.compute_metrics = metrics
+        trainer.train()
+        saved = load_file(tmp_path / "inside" / "model.safetensors")
+        names, some = dict(trainer.model.named_parameters()), "model.norm.weight"
+        assert torch.equal(saved[some], second_of(seen.local[SYNC_EVERY], names, some))
+        assert not torch.equal(seen.local[4], seen.local[SYNC_EVERY])
+
+    atoll.Swarm(1).run(work)
+
+
 @pytest.mark.parametrize(("seeds", "warned"), [({}, True), ({"data_seed": 1}, False)])
 def test_peers_that_would_draw_the_same_samples_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: dict[str, int], warned: bool

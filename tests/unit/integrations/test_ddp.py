@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -60,6 +62,51 @@ def test_every_pass_ends_with_the_mean_in_any_order_of_buckets() -> None:
             alone.append(gradients(model))
         assert torch.equal(first[step], second[step])
         assert torch.allclose(first[step], torch.stack(alone).mean(0), atol=1e-7)
+
+
+STATIC = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from atoll.integrations.ddp import average_gradients
+
+class Twice:
+    def all_reduce(self, tensor, op="mean", *, codec="float32"):
+        return type("Reduced", (), {"value": 2 * tensor})
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fine, self.coarse = nn.Linear(3, 4), nn.Linear(3, 4).bfloat16()
+
+    def forward(self, x):
+        return self.fine(x) + self.coarse(x.bfloat16()).float()
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+inside = Net()
+inside.coarse.weight.requires_grad_(False)  # which DDP leaves out
+model = DistributedDataParallel(inside, static_graph=True)
+average_gradients(model, Twice())
+for _ in range(3):
+    inside.zero_grad()
+    model(torch.ones(2, 3)).sum().backward()
+    print([int(p.grad.sum()) for p in (inside.fine.bias, inside.coarse.bias)], flush=True)
+"""
+
+
+def test_a_static_graph_of_two_dtypes_goes_on() -> None:
+    """None of the buckets of its first pass is the last: backward() would wait for ever."""
+    ended = subprocess.run(
+        [sys.executable, "-c", STATIC], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert ended.stdout.splitlines() == 3 * ["[16, 16]"]
+
+
+def test_a_model_that_skips_what_is_unused_is_refused() -> None:
+    model = DistributedDataParallel(net())
+    model.skip_all_reduce_unused_params = True
+    with pytest.raises(ConfigError, match="skips parameters without a gradient"):
+        average_gradients(model, None)  # type: ignore[arg-type]
 
 
 def test_an_error_comes_out_of_backward_and_ddp_made_anew_goes_on() -> None:

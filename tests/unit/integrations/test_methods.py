@@ -116,6 +116,26 @@ def test_what_is_evaluated_is_the_runs(method: str, shown: str) -> None:
     atoll.Swarm(1).run(work)
 
 
+@pytest.mark.parametrize("method", ["DiLoCo", "NoLoCo"])
+def test_what_is_evaluated_is_so_inside_too_and_until_the_outer_ends(method: str) -> None:
+    """As where a validation saves the model."""
+
+    def work(session: Any) -> None:
+        model, inner = parts()
+        outer = make_method(model, inner, method, peer=session, sync_every=SYNC_EVERY)
+        weight = model.get_parameter("weight")
+        before = weight.detach().clone()
+        steps(model, inner, 1)
+        with evaluating(outer):
+            with evaluating(outer):
+                assert torch.equal(weight, before)
+            assert outer.is_showing
+            assert torch.equal(weight, before)
+        assert not torch.equal(weight, before)
+
+    atoll.Swarm(1).run(work)
+
+
 def test_without_a_method_or_with_one_of_every_step_nothing_is_put_in() -> None:
     def work(session: Any) -> None:
         model, inner = parts()
@@ -165,6 +185,17 @@ def test_schedules_follow_the_run_also_from_further_on(capsys: pytest.CaptureFix
     said = capsys.readouterr().err
     assert "a ReduceLROnPlateau does not follow the run" in said
     assert "a object does not follow the run" in said
+
+
+def test_a_schedule_of_a_checkpoint_begins_a_new_run_with_its_first_rate() -> None:
+    def work(session: Any) -> None:
+        model, inner = parts()
+        scheduler = halving(inner)
+        steps(model, inner, 3, scheduler)
+        follow(make_method(model, inner, peer=session, sync_every=SYNC_EVERY), scheduler)
+        assert inner.param_groups[0]["lr"] == 0.5
+
+    atoll.Swarm(1).run(work)
 
 
 @pytest.mark.parametrize("library", ["accelerate", "lightning", "transformers"])

@@ -160,6 +160,50 @@ def test_buffers_stay_near_each_other(name: str) -> None:
         assert spread == 0.0
 
 
+def with_table() -> tuple[nn.Module, torch.Tensor]:
+    """A model with a table, whose values a mean of three would round, in two precisions."""
+    model = net()
+    table = torch.randn(500, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    model.register_buffer("table", table.float())
+    model.register_buffer("fine", table.clone())
+    return model, table
+
+
+@pytest.mark.parametrize("method", ["diloco", "streaming", "every step"])
+def test_a_table_that_all_have_keeps_its_bits(method: str) -> None:
+    def each(session: SwarmSession) -> None:
+        model, table = with_table()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        if method == "every step":
+            GradientAverage(model, inner, session, check_every=H)
+        else:
+            METHODS[method](model, inner, session)
+        for number in range(4 * H + 1):
+            step(model, inner, session.number, number)
+            if number >= H:
+                assert torch.equal(model.get_buffer("table"), table.float())
+        assert torch.equal(model.get_buffer("fine"), table)
+
+    Swarm(3).run(each)
+
+
+def test_where_one_has_another_table_all_get_the_mean_at_every_step() -> None:
+    def each(session: SwarmSession) -> torch.Tensor:
+        model, table = with_table()
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        outer = GradientAverage(model, inner, session, check_every=H)
+        while outer.steps < 3 * H:
+            if outer.steps == 2 and session.number == 2:
+                model.get_buffer("table").add_(3.0)
+            step(model, inner, session.number, outer.steps)
+        assert torch.equal(model.get_buffer("fine"), table)
+        torch.testing.assert_close(model.get_buffer("table"), table.float() + 1)
+        return model.get_buffer("table").clone()
+
+    found = Swarm(3).run(each)
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
 def test_a_newcomer_begins_with_those_of_a_member() -> None:
     def each(session: TroubledSession) -> Stats:
         if session.number == 2:

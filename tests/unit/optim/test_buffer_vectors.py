@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.collectives.errors import RemoteProtocolError
+from atoll.collectives.errors import ConfigError, RemoteProtocolError
 from atoll.optim.buffer_sync import merged, moved
 from atoll.optim.model_io import PIECES, ModelBuffers, join, split
 
@@ -55,6 +55,29 @@ def test_the_weighted_mean_and_the_maximum() -> None:
     changed = moved(vector(1, [1.5, -8], [5, 2**41]), parts[0], found, 2)
     assert changed[1:3].tolist() == [4.5, 4]
     assert join(changed[3:]).tolist() == [7, 2**41]
+
+
+def test_what_is_the_same_for_all_keeps_its_bits_and_the_rest_becomes_the_mean() -> None:
+    table = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    table[:2] = -0.0, 0.1
+    parts = [vector(w, [*table, n], []) for n, w in enumerate([100, 97, 101])]
+    found = merged(parts, 1001)
+    assert found[1:1001].tobytes() == table.tobytes()
+    assert found[1001] == pytest.approx((97 + 2 * 101) / 298)
+    now = parts[1].copy()
+    now[2] += 1
+    changed = moved(now, parts[1], found, 1001)
+    assert changed[3:1001].tobytes() == table[2:].tobytes()
+    assert np.signbit(changed[1])
+    assert changed[2] == np.float32(1.1)
+
+
+def test_what_is_the_same_for_some_becomes_the_mean_too() -> None:
+    """So all have the same in the end: also a zero of another sign."""
+    some, other = vector(1, [0.1, -0.0], []), vector(1, [0.4, 0.0], [])
+    found = merged([some, some, other], 2)
+    assert found[1] == pytest.approx(0.2)
+    assert not np.signbit(found[2])
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, np.nan, np.inf])
@@ -104,6 +127,21 @@ def test_without_floats_that_are_saved_there_is_nothing_to_share() -> None:
     assert ModelBuffers(model).outline == ""
 
 
+def test_a_buffer_of_float64_keeps_the_digits_that_no_vector_has() -> None:
+    model = nn.BatchNorm1d(2)
+    table = torch.tensor([1.7e9 + 0.123, -0.0], dtype=torch.float64)
+    model.register_buffer("table", table.clone())
+    there = model.get_buffer("table")
+    buffers = ModelBuffers(model)
+    flat = buffers.vector()
+    buffers.read(flat)
+    assert torch.equal(there, table)
+    assert torch.signbit(there[1])
+    buffers.read(np.abs(flat))  # the zero has another sign: it is what all others have now
+    assert there.tolist() == [1.7e9, 0.0]
+    assert not torch.signbit(there[1])
+
+
 def test_a_buffer_that_was_replaced_is_found() -> None:
     model = nn.BatchNorm1d(2)
     buffers = ModelBuffers(model)
@@ -112,3 +150,17 @@ def test_a_buffer_that_was_replaced_is_found() -> None:
     assert 3.0 in flat
     buffers.read(2 * flat - flat)
     assert model.running_mean.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("now", [torch.zeros(3), torch.zeros(2, 1), None])
+def test_a_buffer_that_changes_its_shape_is_named(now: torch.Tensor | None) -> None:
+    model = nn.Linear(2, 1)
+    model.register_buffer("seen", torch.zeros(2))
+    buffers = ModelBuffers(model)
+    flat = buffers.vector()
+    model.seen = now
+    with pytest.raises(ConfigError, match=r"buffer seen .*it had \(2,\)") as caught:
+        buffers.vector()
+    assert "persistent=False" in str(caught.value)
+    with pytest.raises(ConfigError, match="buffer seen"):
+        buffers.read(flat)

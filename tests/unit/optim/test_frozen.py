@@ -105,6 +105,16 @@ def test_a_quantized_tensor_is_what_its_parts_are() -> None:
         attached("DiLoCo", [model(1.0), model(2.0)])
 
 
+def test_one_that_is_expanded_has_the_digest_of_its_values() -> None:
+    def found(base: Tensor) -> Any:
+        model = nn.Linear(2, 1)
+        model.base = nn.Parameter(base, requires_grad=False)
+        return Frozen(model).fingerprint("refuse")
+
+    for shape in ((5,), (5, 1), (3, 5)):
+        assert found(torch.ones(1).expand(shape)) == found(torch.ones(shape))
+
+
 def test_tied_frozen_parameters_are_one() -> None:
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False), nn.Linear(5, 1))
     model[1].weight = model[0].weight

@@ -69,6 +69,32 @@ def test_a_handler_that_came_later_is_not_taken_away() -> None:
     assert signal.getsignal(TERM) == signal.SIG_IGN
 
 
+def test_another_thread_closes_it_and_the_next_signal_does_what_it_did_before() -> None:
+    called: list[int] = []
+
+    def own(number: int, frame: object) -> None:
+        called.append(number)
+
+    signal.signal(TERM, own)
+    leaving = Leaving((TERM,), 20.0, nobody, exits=True)
+    failed: list[BaseException] = []
+
+    def closes() -> None:
+        try:
+            leaving.close()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=closes)
+    thread.start()
+    thread.join()
+    assert not failed
+    signal.raise_signal(TERM)
+    assert called == [TERM]
+    assert leaving.asked == ""
+    assert signal.getsignal(TERM) is own
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("is_main", [True, False])
 def test_a_forked_child_ends_by_a_signal_as_it_always_did(is_main: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from atoll.collectives.errors import ConfigError
 from atoll.optim.model_io import ModelVector
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -48,3 +49,31 @@ def test_read_only_values_are_read_into_parameters_of_any_layout(
     ModelVector(model).read(flat)
     assert model.w0.tolist() == np.arange(12.0).reshape(3, 4).tolist()
     assert model.w1.item() == 12.0
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LazyLinear(2)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Lazy(), r"parameter first\.bias has no shape yet"),
+        (nn.Linear(2, 2, device="meta"), "parameter bias is on the meta device"),
+        (model_of(torch.zeros(1).expand(4)), "parameter w0 is expanded"),
+        (model_of(torch.zeros(3, 1).expand(3, 2)), "parameter w0 is expanded"),
+    ],
+    ids=["lazy", "meta", "expanded", "expanded in part"],
+)
+def test_parameters_without_values_of_their_own_are_refused_by_name(
+    model: nn.Module, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ModelVector(model)
+
+
+def test_parameters_of_one_element_in_a_dimension_are_not_expanded() -> None:
+    model = model_of(torch.zeros(4)[:1].expand(1), torch.zeros(2, 3).t()[:, :1], torch.zeros(0, 3))
+    assert ModelVector(model).manifest.elements == 4

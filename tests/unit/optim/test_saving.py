@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -304,6 +306,89 @@ def test_other_objects_go_along(tmp_path: Path) -> None:
     alone(work)
 
 
+class Loader:
+    """A loader of data with a state of its own kinds."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {
+            "order": np.arange(5)[::-1],
+            "weights": np.array([[0.5, np.nan]], np.float32).T,
+            "flag": np.array(True),
+            "nothing": np.zeros((0, 3)),
+            "seen": Counter({3: 1, "a": 2}),
+            "sorted": OrderedDict(b=1, a=np.ones(2)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.state = state_dict
+
+
+def test_arrays_and_dictionaries_come_back_as_what_they_were(tmp_path: Path) -> None:
+    def work(session: SwarmSession) -> None:
+        net = model()
+        outer = DiLoCo(net, adamw(net), 4, session)
+        outer.save(tmp_path, loader=Loader())
+        loaded, expected = Loader(), Loader().state
+        outer.load(tmp_path, loader=loaded)
+        assert same(loaded.state, expected)
+        loaded.state["order"][0] = 7  # it can be written, and is no view of the file
+        for odd, said in (
+            (defaultdict(int), "a defaultdict"),
+            (np.array(["a"]), "a numpy array of <U1"),
+            (np.array([object()]), "a numpy array of object"),
+        ):
+            loaded.state = {"odd": odd}
+            with pytest.raises(ConfigError, match=rf"more\.loader\.odd is {said}"):
+                outer.save(tmp_path, loader=loaded)
+
+    alone(work)
+
+
+class Counting(torch.optim.AdamW):
+    """Keeps a number of its own beside the moments of parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["global_step"] = self.state.get("global_step", 0) + 1  # type: ignore[index]
+        self.state["rates"] = {"first": torch.ones(1)}  # type: ignore[index]
+        return super().step(closure)
+
+
+def test_optimizers_may_keep_values_beside_those_of_parameters(tmp_path: Path) -> None:
+    def work(session: SwarmSession) -> None:
+        net = model().double()
+        inner = Counting(net.parameters(), lr=0.01)
+        outer = DiLoCo(net, inner, 4, session)
+        for _ in range(3):
+            net(torch.ones(2, 2, dtype=torch.float64)).square().mean().backward()
+            inner.step()
+        moment = inner.state[net[0].weight]["exp_avg"].clone()
+        outer.save(tmp_path)
+        inner.state.clear()
+        assert outer.load(tmp_path)
+        assert inner.state["global_step"] == 3  # type: ignore[index]
+        assert torch.equal(inner.state[net[0].weight]["exp_avg"], moment)
+
+    alone(work)
+
+
+def test_a_buffer_that_no_file_takes_is_said_when_the_method_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(session: SwarmSession) -> None:
+        net = model()
+        net.register_buffer("scale", torch.ones(2).to(torch.float8_e4m3fn))
+        net.register_buffer("cache", torch.ones(2).to(torch.float8_e4m3fn), persistent=False)
+        outer = DiLoCo(net, adamw(net), 4, session)
+        assert "files do not take 1 buffer of the model, scale" in capsys.readouterr().err
+        with pytest.raises(ConfigError, match="buffer scale is of float8_e4m3fn"):
+            outer.save(tmp_path)
+
+    alone(work)
+
+
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], lrs.LRScheduler]] = {
     "cosine": lambda inner: lrs.CosineAnnealingLR(inner, 60),
     "exponential": lambda inner: lrs.ExponentialLR(inner, 0.9),
@@ -394,6 +479,9 @@ TENSORS = st.sampled_from(
         torch.tensor(True),
         torch.arange(4)[::2],
         torch.ones(2, dtype=torch.bfloat16),
+        np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::-1],
+        Counter({"a": 2, 3: 1}),
+        OrderedDict(b=1, a=2),
     ]
 )
 STATES = st.recursive(
@@ -421,6 +509,8 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         bits = [one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b) if one.numel()]
         return a.dtype == b.dtype and a.shape == b.shape and (not bits or torch.equal(*bits))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
     if isinstance(a, float):
         return a == b or (math.isnan(a) and math.isnan(b))
     if isinstance(a, dict):
@@ -437,6 +527,8 @@ def same(a: Any, b: Any) -> bool:
         {"map": [[[1], 2]]},
         {"map": 3},
         {"tensor": "none"},
+        {"array": "none"},
+        {"counter": [[[1], 2]]},
         {"a": 1, "b": 2},
         {},
         {"float": "x"},

@@ -180,3 +180,49 @@ def test_to_go_back_a_little_after_long_does_not_begin_at_the_beginning() -> Non
     schedules.set_step(2 * KEEP_EVERY + 1)
     assert taken == [2 * KEEP_EVERY + 1] * 2  # of two groups, from where it was kept last
     assert rates(inner)[0][0] == 0.05 / (2 * KEEP_EVERY + 2)
+
+
+def one_cycle(inner: Optimizer) -> lrs.LRScheduler:
+    return lrs.OneCycleLR(inner, 0.2, total_steps=6)
+
+
+ENDS: dict[str, Make] = {
+    "one cycle": one_cycle,
+    "sequential": lambda o: lrs.SequentialLR(o, [warm(o), one_cycle(o)], [4]),
+    "chained": lambda o: lrs.ChainedScheduler([one_cycle(o), lrs.ExponentialLR(o, 0.95)]),
+}
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("name", ENDS)
+def test_one_that_ends_before_the_run_stays_where_it_ended_and_says_so_once(
+    name: str, loaded: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = 9 if name == "sequential" else 5
+    inner, schedules = optimizer(), Schedules()
+    schedules.add(ENDS[name](inner), last)
+    expected = rates(inner)
+
+    inner, schedules = optimizer(), Schedules()
+    scheduler = ENDS[name](inner)
+    schedules.add(scheduler, 2)
+    for step in (last + 3, last + 9, 3, last + 30):
+        if loaded:
+            schedules.loaded()
+        schedules.set_step(step)
+        assert step == 3 or rates(inner) == expected
+    scheduler.step()  # as the loop does after the step in which the run has gone on
+    schedules.set_step(last + 40)
+    assert rates(inner) == expected
+    said = capsys.readouterr().err
+    assert said.count("atoll: ") == 1
+    assert f"learning rates stay those of step {last}" in said
+
+
+def test_one_that_is_followed_after_its_end_is_at_its_end() -> None:
+    inner, schedules = optimizer(), Schedules()
+    schedules.add(one_cycle(inner), 5)
+    expected = rates(inner)
+    inner, schedules = optimizer(), Schedules()
+    schedules.add(one_cycle(inner), 50)
+    assert rates(inner) == expected

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,69 @@ def test_what_a_loop_has_not_taken_is_dealt_again() -> None:
         return loop.run(shards.loader(numbers(90), 4))
 
     assert alone(train).used == Counter(range(90))
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_what_a_loader_of_ones_own_has_fetched_ahead_is_dealt_again(steps: int) -> None:
+    def train(session: SwarmSession) -> Loop:
+        loop = Loop(session)
+        shards = Shards(96, loop.outer, epochs=1)
+        ahead = DataLoader(
+            numbers(96), batch_size=4, sampler=shards.sampler(ahead=2 * 2 * 4), num_workers=2
+        )
+        loop.run(ahead, steps)
+        return loop.run(shards.loader(numbers(96), 4))
+
+    assert alone(train).used == Counter(range(96))
+
+
+def test_what_is_drawn_where_drawing_fails_is_dealt_again() -> None:
+    def train(session: SwarmSession) -> tuple[list[int], list[int]]:
+        shards = Shards(40, session)
+        drawn = iter(shards.sampler(ahead=3))
+        had = [next(drawn) for _ in range(5)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shards, "draw", lambda most: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                next(drawn)
+        shards.deal()
+        return had, list(islice(shards.sampler(), 38))
+
+    had, more = alone(train)
+    assert Counter(had[:2] + more) == Counter(range(40))
+
+
+def test_what_was_drawn_of_a_hand_that_is_given_up_is_not_told_of_the_next() -> None:
+    """As where the others have made several deals without this trainer."""
+
+    def train(session: SwarmSession) -> list[int]:
+        shards = Shards(40, session, epochs=1)
+        drawn: Any = iter(shards.sampler(ahead=8))
+        for _ in range(10):
+            next(drawn)
+        shards._reset()
+        drawn.close()
+        assert shards._lost == []
+        return list(shards.sampler())
+
+    assert Counter(alone(train)) == Counter(range(40))
+
+
+@pytest.mark.parametrize(("trainers", "every"), [(1, 7), (2, 5), (3, 5)])
+def test_the_end_of_the_samples_is_not_lost_where_loops_break(trainers: int, every: int) -> None:
+    """Workers have drawn it by then; a loop that evaluates every so many batches asks is_over."""
+
+    def train(session: SwarmSession) -> Loop:
+        loop = Loop(session)
+        shards = Shards(96, loop.outer, epochs=1)
+        batches = shards.loader(numbers(96), 4, num_workers=2)
+        while not shards.is_over:
+            loop.run(batches, len(loop.seen) + every)
+        loop.outer.finish()
+        return loop
+
+    used = sum((loop.used for loop in Swarm(trainers).run(train)), Counter[int]())
+    assert used == Counter(range(96))
 
 
 def test_a_saved_trainer_goes_on_in_the_middle_of_its_hand(tmp_path: Path) -> None:
