@@ -251,6 +251,15 @@ class Method(ABC):
                 "whose step() the loop calls; with SAM call step(closure)"
             )
 
+    def _check_own(self) -> None:
+        """Raise ConfigError where a state would be saved beside parameters that are not its own."""
+        if self._shown:
+            raise ConfigError(
+                f"state_dict() inside {self._shown}: the model has other parameters than this "
+                "trainer's, and whoever saves both would train on from those",
+                fix="save what training goes on from outside of the with block",
+            )
+
     def _check_between_steps(self, what: str) -> None:
         if self._shown or self._in_step:
             raise ConfigError(

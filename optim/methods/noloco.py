@@ -239,6 +239,7 @@ class NoLoCo(Method):
 
         Save it beside the model's and the inner optimizers' state.
         """
+        self._check_own()
         state = self._state
         return {
             "version": STATE_VERSION,

@@ -176,6 +176,7 @@ class RoundMethod(Method):
         Save it beside the model's and the inner optimizers' state. It waits for rounds that are
         under way.
         """
+        self._check_own()
         for fragment in self._submitted:  # in the order in which they were sent
             if fragment not in self._known:
                 self._known[fragment] = self._wait(fragment)

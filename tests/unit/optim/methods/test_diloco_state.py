@@ -23,6 +23,8 @@ def test_outer_parameters_swaps_and_puts_back(local_run):
         assert not torch.equal(flat(model), local)
         with pytest.raises(ConfigError, match="thrown away"):
             step(model, inner)
+        with pytest.raises(ConfigError, match=r"state_dict\(\) inside outer_parameters"):
+            outer.state_dict()  # beside the run's values these would be no trainer's own
         with pytest.raises(ConfigError, match="inside"), outer.outer_parameters():
             pass
     assert torch.equal(flat(model), local)

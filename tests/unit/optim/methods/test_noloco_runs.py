@@ -132,9 +132,10 @@ def test_working_parameters_of_bfloat16_lose_no_small_steps() -> None:
             assert torch.equal(outer.state_dict()["phi"], before)
             local_step(net, torch.optim.SGD(net.parameters(), lr=0.1), 0, 0)
             outer._after_step(inner, (), {})
+            phi: torch.Tensor = outer.state_dict()["phi"]
             with outer.outer_parameters():
-                assert torch.equal(flat(net), outer.state_dict()["phi"].bfloat16().float())
-            return outer.state_dict()["phi"] - before
+                assert torch.equal(flat(net), phi.bfloat16().float())
+            return phi - before
 
     (moved,) = Swarm(1).run(one)
     assert moved.abs().max() > 0
