@@ -45,6 +45,7 @@ class Host:
     phases: dict[int, int] = field(default_factory=dict)  # fragment -> its inner phase
     weight: float = 1.0
     slow: float = 1.0  # its data streams take so many times longer
+    digest_s: float = 0.001  # from a commit until the digest of its new state is known
     submitted: int = 0  # submissions so far, each with its own number
     regions: dict[int, ev.Submitted] = field(default_factory=dict)  # by its number
     state: State = field(default_factory=State)

@@ -313,7 +313,7 @@ class DataPlane:
         if host.disk is not None and begin.round % world.save_every == 0:
             world.saved(host)
         event = ev.Applied(begin.round, host.state.digest)
-        world.after(0.001, lambda: world.deliver(host, event))
+        world.after(host.digest_s, lambda: world.deliver(host, event))
 
     def stored(self, host: Host, record: ReadyRecord) -> Stored | None:
         """What a file of this round's R has."""

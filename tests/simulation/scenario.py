@@ -26,6 +26,8 @@ anew: read the difference before you commit it.
     ask NAME N             rounds are to need so many trainers
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
+    digests NAME 0.3s      so long after each commit it knows the digest of its new state
+    asynchronous N         rounds are of those who have submitted, but begin with N trainers
     when NAME reducing|ready
     until round N          everyone alive has applied it
 """
@@ -105,6 +107,9 @@ class Script:
 
     def do_averages(self) -> None:
         self.terms = ms.Terms(work=Work((4,), 1, "float32"))
+
+    def do_asynchronous(self, trainers: str) -> None:
+        self.terms = ms.Terms(min_trainers=int(trainers), asynchronous=True)
 
     def do_relays(self, names: str, carries: str = "") -> None:
         self.cluster.relays |= {name: name in carries for name in names}
@@ -230,6 +235,9 @@ class Script:
     def do_lose(self, kind: str, to: str = "", name: str = "") -> None:
         assert to in ("", "to")
         lose(self.cluster, getattr(ms, kind), name, 1)
+
+    def do_digests(self, name: str, duration: str) -> None:
+        self.cluster.host(name).digest_s = float(duration.removesuffix("s"))
 
     def do_flip(self, name: str) -> None:
         self.cluster.host(name).flipped = b"one bit"

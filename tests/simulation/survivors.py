@@ -29,6 +29,10 @@ EQUIVALENT = {
     " -> here.now_s - restarted_s <= timing.fork_restarted_s": (
         "differs in one moment of a clock of floats, 25 ms before the next look"
     ),
+    "failure_detector dropped condition: if self.hears_all(now_s) -> False": (
+        "a short cut: nobody is suspected, and no kernel is looked at, whose silence is half of the"
+        " failure limit at most"
+    ),
     "node dropped part: beat.resigned and self._is_coordinator(source) and (self.election is not"
     " None) -> self._is_coordinator(source) and self.election is not None": (
         "a coordinator sends heartbeats when it has resigned only; one that has become a candidate"
@@ -37,6 +41,9 @@ EQUIVALENT = {
 }
 
 HOSTILE = {
+    "kept_chunks comparison: holders >= members -> holders > members": (
+        "no coordinator names a holder beyond the view; test_kept_chunks.py does, and finds this"
+    ),
     "node dropped part: wrong or wrong_owners(begin, view, own.terms)"
     " -> wrong_owners(begin, view, own.terms)": (
         "no coordinator begins a round with wrong weights; one that does is refused in"
