@@ -15,7 +15,7 @@ from typing import Any
 
 from atoll.peer.membership import events as ev
 from atoll.peer.membership.durable_records import ReadyRecord, Recovered
-from atoll.peer.membership.messages import GATHER, Begin, Install, Meet
+from atoll.peer.membership.messages import GATHER, Begin, Install, Meet, SyncTarget
 from atoll.peer.membership.node import Node
 from atoll.peer.membership.operations import Call
 from atoll.peer.membership.phase import Phase
@@ -633,5 +633,7 @@ def brief(message: object) -> str:
         owners = "".join(chr(p[0]) for p in owning)
         text = f"Begin {message.round}.{message.attempt} {message.kind} {names}"
         return f"{text}, {owners} own" if owners and owners != names else text
+    if isinstance(message, SyncTarget) and message.decided is not None:
+        name = f"{name} view {message.decided.number} and"
     number = getattr(message, "round", None)
     return name if number is None else f"{name} {number}"

@@ -26,6 +26,8 @@ anew: read the difference before you commit it.
     ask NAME N             rounds are to need so many trainers
     lose KIND [to NAME]    the next message of this kind is lost
     flip NAME              a memory error in its state
+    stuck NAME             what it downloads does not come to an end
+    mute NAME              its heartbeats are lost, and nothing else
     digests NAME 0.3s      so long after each commit it knows the digest of its new state
     asynchronous N         rounds are of those who have submitted, but begin with N trainers
     when NAME reducing|ready
@@ -235,6 +237,19 @@ class Script:
     def do_lose(self, kind: str, to: str = "", name: str = "") -> None:
         assert to in ("", "to")
         lose(self.cluster, getattr(ms, kind), name, 1)
+
+    def do_stuck(self, name: str) -> None:
+        self.cluster.stuck = lambda host, _donor: host.name == name
+
+    def do_mute(self, name: str) -> None:
+        before = self.cluster.hold
+        beats = ms.Heartbeat | ms.SameBeat
+
+        def hold(source: bytes, peer: bytes, message: object) -> bool:
+            is_lost = source == peer_id(name) and isinstance(message, beats)
+            return is_lost or before(source, peer, message)
+
+        self.cluster.hold = hold
 
     def do_digests(self, name: str, duration: str) -> None:
         self.cluster.host(name).digest_s = float(duration.removesuffix("s"))

@@ -42,7 +42,8 @@ EQUIVALENT = {
 
 HOSTILE = {
     "kept_chunks comparison: holders >= members -> holders > members": (
-        "no coordinator names a holder beyond the view; test_kept_chunks.py does, and finds this"
+        "no coordinator names a holder beyond the view; test_attempt_cleanup.py does, and finds"
+        " this"
     ),
     "node dropped part: wrong or wrong_owners(begin, view, own.terms)"
     " -> wrong_owners(begin, view, own.terms)": (

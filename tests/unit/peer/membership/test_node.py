@@ -191,28 +191,6 @@ def test_orders_of_others_than_the_coordinator_are_ignored() -> None:
     assert cluster.host("b").loads == 0
 
 
-def test_a_learner_whose_heartbeats_go_elsewhere_is_told_the_view_again() -> None:
-    """It followed another lineage, which is gone, and cannot use lessons without the view."""
-    cluster = Cluster("abc")
-    cluster.form("ab")
-    cluster.stuck = lambda host, donor: host.name == "c"
-    lessons: list[bool] = []
-    mute: list[bool] = []
-
-    def hold(source: bytes, peer: bytes, message: object) -> bool:
-        if isinstance(message, ms.SyncTarget):
-            lessons.append(message.decided is not None)
-        beats = isinstance(message, ms.Heartbeat | ms.SameBeat)
-        return bool(mute) and source == peer_id("c") and beats
-
-    cluster.hold = hold
-    for name in "ab":
-        cluster.link(name, "c")
-    cluster.until(lambda: lessons[-3:] == [False] * 3)
-    mute.append(True)
-    cluster.until(lambda: lessons[-1], limit_s=10.0)
-
-
 # ---------------------------------------------------------------- who owns which field
 
 
