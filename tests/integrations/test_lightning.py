@@ -198,7 +198,7 @@ class SavesInside(lightning.Callback):
 
 
 def test_what_is_saved_inside_a_validation_is_the_runs(tmp_path: Path) -> None:
-    """In the middle of a round: from it training goes on with the run's parameters."""
+    """Save in the middle of a round: training goes on from it with the run's parameters."""
     there = tmp_path / "inside.ckpt"
     found: list[Any] = []
 

@@ -269,7 +269,7 @@ def test_an_error_closes_the_session_of_one_that_is_added_later(tmp_path: Path) 
 
 
 def test_what_is_saved_inside_an_evaluation_is_the_runs(tmp_path: Path) -> None:
-    """As from compute_metrics, which is called with the run's parameters in the model."""
+    """Save as from compute_metrics, which is called with the run's parameters in the model."""
 
     def work(session: Any) -> None:
         evaluating = {"eval_strategy": "steps", "eval_steps": 4}

@@ -208,7 +208,7 @@ EVERY_ADDRESS = ("--listen", f":{NET_PORT}")  # as without the option
 def test_by_default_a_peer_listens_at_the_address_that_it_advertises(
     family: str, tmp_path: Path
 ) -> None:
-    """Who joins over IPv6 advertises IPv6: others dial it there, and nothing relays."""
+    """Show that who joins over IPv6 advertises IPv6: others dial it there, and nothing relays."""
     with site(tmp_path, 3, families=dict.fromkeys(range(3), family)) as (lab, run):
         run.options = lambda name: EVERY_ADDRESS
         founder = run.up("a")

@@ -22,7 +22,7 @@ LIAR_S = WAIT_S / 2
 
 
 def train(session: Session, rule: str, moves: float, start: threading.Barrier) -> torch.Tensor:
-    """Parameters that go by ``moves`` in each step; an outer step takes what the rule says.
+    """Move parameters by ``moves`` in each step; an outer step takes what the rule says.
 
     Whoever lies may be left out, see several rounds go by in one call, and then call when all
     others have ended: it waits for them no longer than LIAR_S.

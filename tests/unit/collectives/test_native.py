@@ -89,7 +89,7 @@ def test_encoding_many_blocks_and_short_ones(kernels: Kernels, codec: Codec) -> 
 def test_dynamic8_beside_every_threshold_and_along_all_magnitudes(
     kernels: Kernels, scale: float
 ) -> None:
-    """Wide vectors estimate the code, and must know where they may be wrong."""
+    """Show that wide vectors, which estimate the code, know where they may be wrong."""
     dynamic8 = NUMPY_CODECS["dynamic8"]
     assert isinstance(dynamic8, LevelCodec)
     limits = np.abs(dynamic8.levels.thresholds[: dynamic8.levels.count - 1])

@@ -95,7 +95,7 @@ for _ in range(3):
 
 
 def test_a_static_graph_of_two_dtypes_goes_on() -> None:
-    """None of the buckets of its first pass is the last: backward() would wait for ever."""
+    """Show that it ends: none of the buckets of its first pass is the last one."""
     ended = subprocess.run(
         [sys.executable, "-c", STATIC], capture_output=True, text=True, timeout=100, check=True
     )

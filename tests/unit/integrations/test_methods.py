@@ -118,7 +118,7 @@ def test_what_is_evaluated_is_the_runs(method: str, shown: str) -> None:
 
 @pytest.mark.parametrize("method", ["DiLoCo", "NoLoCo"])
 def test_what_is_evaluated_is_so_inside_too_and_until_the_outer_ends(method: str) -> None:
-    """As where a validation saves the model."""
+    """Evaluate inside an evaluation, as where a validation saves the model."""
 
     def work(session: Any) -> None:
         model, inner = parts()

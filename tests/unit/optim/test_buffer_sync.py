@@ -161,7 +161,7 @@ def test_buffers_stay_near_each_other(name: str) -> None:
 
 
 def with_table() -> tuple[nn.Module, torch.Tensor]:
-    """A model with a table, whose values a mean of three would round, in two precisions."""
+    """Have a table, whose values a mean of three would round, in two precisions."""
     model = net()
     table = torch.randn(500, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     model.register_buffer("table", table.float())

@@ -73,7 +73,7 @@ def test_what_is_the_same_for_all_keeps_its_bits_and_the_rest_becomes_the_mean()
 
 
 def test_what_is_the_same_for_some_becomes_the_mean_too() -> None:
-    """So all have the same in the end: also a zero of another sign."""
+    """Show that all have the same in the end: also a zero of another sign."""
     some, other = vector(1, [0.1, -0.0], []), vector(1, [0.4, 0.0], [])
     found = merged([some, some, other], 2)
     assert found[1] == pytest.approx(0.2)

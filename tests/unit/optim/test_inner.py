@@ -1,4 +1,4 @@
-"""What inner optimizers hold beside the model, and steps of them that nobody sees, are said."""
+"""Show that what inner optimizers hold beside the model is said, and steps that nobody sees."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_frozen_parameters_and_those_of_several_optimizers_are_no_strangers(
 
 
 class Sharpness(torch.optim.Optimizer):
-    """As SAM is used where gradients are accumulated: its own step() is never called."""
+    """Use it as SAM is used where gradients are accumulated: its own step() is never called."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})

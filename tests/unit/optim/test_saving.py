@@ -307,7 +307,7 @@ def test_other_objects_go_along(tmp_path: Path) -> None:
 
 
 class Loader:
-    """A loader of data with a state of its own kinds."""
+    """Hold the state of a loader of data, in kinds of its own."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {
@@ -348,7 +348,7 @@ def test_arrays_and_dictionaries_come_back_as_what_they_were(tmp_path: Path) -> 
 
 
 class Counting(torch.optim.AdamW):
-    """Keeps a number of its own beside the moments of parameters."""
+    """Keep a number of its own beside the moments of parameters."""
 
     def step(self, closure: Any = None) -> Any:
         self.state["global_step"] = self.state.get("global_step", 0) + 1  # type: ignore[index]

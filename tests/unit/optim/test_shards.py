@@ -195,7 +195,7 @@ def test_what_is_drawn_where_drawing_fails_is_dealt_again() -> None:
 
 
 def test_what_was_drawn_of_a_hand_that_is_given_up_is_not_told_of_the_next() -> None:
-    """As where the others have made several deals without this trainer."""
+    """Give up a hand, as where the others have made several deals without this trainer."""
 
     def train(session: SwarmSession) -> list[int]:
         shards = Shards(40, session, epochs=1)
@@ -212,7 +212,7 @@ def test_what_was_drawn_of_a_hand_that_is_given_up_is_not_told_of_the_next() -> 
 
 @pytest.mark.parametrize(("trainers", "every"), [(1, 7), (2, 5), (3, 5)])
 def test_the_end_of_the_samples_is_not_lost_where_loops_break(trainers: int, every: int) -> None:
-    """Workers have drawn it by then; a loop that evaluates every so many batches asks is_over."""
+    """Break every so many batches: workers have drawn the end by then, and is_over is asked."""
 
     def train(session: SwarmSession) -> Loop:
         loop = Loop(session)

@@ -1,4 +1,4 @@
-"""A wait for a round that fails, as by Ctrl+C, leaves a trainer that can be saved and goes on."""
+"""Show that a wait that fails, as by Ctrl+C, leaves a trainer that can be saved and goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS["eager"] = eager
 
 
 class Interrupted:
-    """A session whose waits fail, and which then forgets the submission, as a channel does."""
+    """Fail in waits, and then forget the submission, as a channel does."""
 
     def __init__(self, session: SwarmSession) -> None:
         self._session, self.wait = session, session.wait

@@ -257,7 +257,7 @@ def test_the_days_count_survives_a_restart(tmp_path: Path) -> None:
 def test_the_days_count_survives_a_clock_that_is_set_after_the_start(
     tmp_path: Path, wrong: str
 ) -> None:
-    """Of a machine without a clock of its own."""
+    """Begin in 1970, as a machine without a clock of its own does."""
     before = Office(tmp_path, capped(budget=DAY_BYTES))
     before.caps.up.charge(96_000_000_000)
     before.caps.save()

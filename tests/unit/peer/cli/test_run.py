@@ -1,4 +1,4 @@
-"""`atoll run` before it starts anything; what it starts, tests/processes/test_run.py runs."""
+"""Test `atoll run` before it starts anything; tests/processes/test_run.py runs what it starts."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_what_the_router_makes_while_the_daemon_ends_is_taken_back() -> None:
 
 
 def test_an_answer_that_nobody_heard_is_taken_back() -> None:
-    """The daemon ends in the very turn in which it comes."""
+    """End the daemon in the very turn in which the answer comes."""
 
     async def scenario() -> None:
         router = Answers(FIRST)

@@ -95,7 +95,7 @@ def test_good_demo_passes_all_checks(figures: DemoFigures) -> None:
 
 
 def test_a_loss_that_is_no_number_any_more_is_none(figures: DemoFigures) -> None:
-    """A daemon keeps nothing of it."""
+    """Show that nothing of it is kept."""
     peer = figures.living[0]
     told = status(peer, 7, 115.0)
     del told["trainer"]["metrics"]["heldout_loss"]

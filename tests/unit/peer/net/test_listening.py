@@ -1,4 +1,4 @@
-"""Where a daemon listens, and which address of its machine it tells others."""
+"""Test where a daemon listens, and which address of its machine it tells others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_port_that_one_family_has_is_taken() -> None:
 
 
 def test_a_machine_without_ipv6_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a kernel with ipv6.disable=1."""
+    """Refuse sockets as a kernel with ipv6.disable=1 does."""
 
     def only_ipv4(family: int = socket.AF_INET, *rest: Any, **more: Any) -> socket.socket:
         if family == socket.AF_INET6:

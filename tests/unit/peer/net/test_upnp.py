@@ -1,4 +1,4 @@
-"""A router that is asked by UPnP, in place of the library: what is odd about some of them.
+"""Test odd routers that are asked by UPnP; they stand in place of the library.
 
 How real ones answer is in tests/netlab/test_upnp.py.
 """
@@ -17,7 +17,7 @@ PUBLIC_IP = "203.0.113.7"
 
 
 class Igd:
-    """What the library knows of a router."""
+    """Hold what the library knows of a router."""
 
     lanaddr = "192.168.1.5"
 
@@ -75,7 +75,7 @@ def test_a_router_that_does_not_say_its_address_keeps_no_mapping(
 
 
 class Broken(ModuleType):
-    """A library that was built for another system."""
+    """Load a library that was built for another system."""
 
     def __getattr__(self, name: str) -> object:
         raise ImportError("libminiupnpc.so.17: cannot open shared object file")

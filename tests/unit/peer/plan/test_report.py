@@ -100,7 +100,7 @@ def test_without_a_daemon_a_list_is_asked_for(
 
 @pytest.mark.parametrize(("silent", "who"), [(1, "a"), (3, "a, b and c"), (4, "4 hosts"), (5, "")])
 def test_it_is_said_whose_tokens_are_not_known(silent: int, who: str) -> None:
-    """Where some are: then all training is counted in steps, as if steps were alike."""
+    """Say it where some are: then all training is counted in steps, as if steps were alike."""
     losses, run = read_losses(), sketch([100] * 5, 20, 0.2, 1e7, tokens=4096)
     hosts = [replace(host, tokens_per_step=0.0) for host in run.hosts[:silent]]
     run = replace(run, hosts=(*hosts, *run.hosts[silent:]))

@@ -55,7 +55,7 @@ def test_a_list_of_commas() -> None:
 
 
 def test_a_list_of_semicolons_has_decimal_commas() -> None:
-    """As a spreadsheet writes it in most of Europe."""
+    """Read a list as spreadsheets write it in most of Europe."""
     text = CSV.replace(",", ";").replace("1.5", "1,5").replace("home;", "home, sweet home;")
     run = sketch_of_list(text, 1_000_000, NOTHING, is_csv=True)
     assert [(h.name, h.step_s) for h in run.hosts] == [("home, sweet home", 1.5), ("lab", 0.5)]
@@ -132,7 +132,7 @@ def test_a_run_is_planned_by_what_it_has_measured() -> None:
 
 @pytest.mark.parametrize("restart", [1, 3, 5])
 def test_a_trainer_that_was_started_again_is_planned_as_before(restart: int) -> None:
-    """Its totals begin at 0 then. Here each round has 25 steps, not the 20 that the run has."""
+    """Begin totals at 0 again. Here each round has 25 steps, not the 20 that the run has."""
     found = with_links(rows())
     for place, row in enumerate(row for row in found if row["peer"] == NAMES[1]):
         done = place + 1 - restart if place >= restart else 2 + place

@@ -169,7 +169,7 @@ def test_a_service_that_does_not_answer_is_asked_again_and_that_is_said_once(
 
 @pytest.mark.parametrize("trouble", [ValueError("an invalid header"), TypeError(), KeyError("x")])
 def test_no_answer_ends_the_watching(trouble: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a stranger's answer does to who reads it: training goes on, and it is said once."""
+    """Show that training goes on whatever a stranger's answer does; it is said once."""
     there = SpotNotice("GCP preempts this machine", PREEMPTED_S)
     answers: list[Exception | SpotNotice] = [trouble, trouble, there]
 

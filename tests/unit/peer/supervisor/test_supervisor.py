@@ -175,7 +175,7 @@ def test_who_does_not_end_in_time_is_killed_and_the_daemon_has_its_share() -> No
 
 
 def test_that_the_script_is_killed_is_said_once() -> None:
-    """Its first process is seen to have ended before the kernel has taken down all of its group."""
+    """End its first process before the kernel has taken down all of its group."""
     pair = running()
     pair.feed(StopAsked("SIGTERM", GRACE_S, TERM))
     pair.wait()

@@ -70,7 +70,7 @@ def test_figures_of_a_peer() -> None:
 
 @pytest.mark.parametrize("restart", [1, 2, 4, 7])
 def test_steps_of_a_trainer_that_was_started_again_go_on(restart: int) -> None:
-    """It counts from 0 then, and not its 7 steps in each row are missing, nor are others there."""
+    """Count from 0 again: none of its 7 steps in each row is missing, and there are no others."""
     found = [row for row in rows() if row["peer"] == NAMES[0]]
     for place, row in enumerate(found):
         row["steps"] = 7.0 * (place + 1 - restart if place >= restart else 100 + place)

@@ -1,4 +1,4 @@
-"""What the page's script computes by itself, run by Node.js; skipped where there is none."""
+"""Test what the page's script computes by itself, by Node.js; skipped where there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_node = pytest.mark.skipif(NODE is None, reason="Node.js is not installed")
 
 
 def function(name: str) -> str:
-    """The text of one function of the script."""
+    """Return the text of one function of the script."""
     script = resources.files("atoll.peer.telemetry.page").joinpath("page.js").read_text("utf-8")
     found = re.search(rf"^function {name}\(.*?^}}", script, re.DOTALL | re.MULTILINE)
     assert found is not None
@@ -24,7 +24,7 @@ def function(name: str) -> str:
 
 
 def grown(rows: list[dict[str, Any]]) -> float:
-    """What ``grown`` says of these rows of a peer."""
+    """Return what ``grown`` says of these rows of a peer."""
     text = f"const rowsOf = () => {json.dumps(rows)}; {function('grown')}"
     line = [str(NODE), "-e", f"{text} console.log(grown('a', 'steps'))"]
     return float(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
