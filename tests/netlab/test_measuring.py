@@ -25,6 +25,9 @@ RATE_TOLERANCE, TRIP_SHARE, TRIP_TOLERANCE_MS = 0.15, 0.10, 2.0
 GUESS_MIN = 0.3
 # Two probes of each, one at a time, with rests, and tries that met somebody else's, or a round.
 PATIENCE_S = 90.0
+# An hour's probes last a quarter of a second each way: where something else has the processors just
+# then, they say what was there, and only new daemons may probe again so soon.
+ATTEMPTS = 3
 
 Link = dict[str, Any]
 
@@ -55,13 +58,23 @@ def true_mbit(source: int, target: int) -> float:
     return min(UP_MBIT[source], DOWN_MBIT[target])
 
 
+def too_slow(run: Fleet) -> list[str]:
+    """Return what is not known yet, or taken for much slower than it is."""
+    rates = {way: (8e-6 * link.get("out_bytes_per_s", 0)) for way, link in links(run).items()}
+    return [
+        f"{way[0]} to {way[1]}: {mbit:.2f} of {true_mbit(*way)} Mbit/s"
+        for way, mbit in rates.items()
+        if mbit <= GUESS_MIN * true_mbit(*way)
+    ]
+
+
 def wrong(run: Fleet) -> list[str]:
-    """What is not known yet, or not near to the truth."""
+    """Return what no load excuses: more than a way carries, and round trips that are not its."""
     found = []
     for (source, target), link in links(run).items():
         name, trip_ms = f"{source} to {target}", TRIP_MS[min(source, target), max(source, target)]
         mbit, wanted = 8e-6 * link.get("out_bytes_per_s", 0), true_mbit(source, target)
-        if not GUESS_MIN * wanted < mbit < (1 + RATE_TOLERANCE) * wanted:
+        if mbit >= (1 + RATE_TOLERANCE) * wanted:
             found.append(f"{name}: {mbit:.2f} of {wanted} Mbit/s")
         if abs(link["rtt_ms"] - trip_ms) > TRIP_SHARE * trip_ms + TRIP_TOLERANCE_MS:
             found.append(f"{name}: {link['rtt_ms']} of {trip_ms} ms")
@@ -79,23 +92,38 @@ def eventually(condition: Callable[[], bool], complaint: Callable[[], object]) -
         time.sleep(0.5)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_probes_find_every_way_between_hosts_of_different_links(lab: Lab, tmp_path: Path) -> None:
-    with fleet(tmp_path, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
-        run.form(NAMES)
-        with socket.socket() as sock:
-            if not ask(sock, BBR):
-                eventually(lambda: congestion(run) == [[BBR]] * 3, lambda: congestion(run))
-        for name in NAMES:  # what probes may cost depends on what rounds send
-            run.train(name, 2e6, inner_s=1000.0)
-        eventually(lambda: not wrong(run), lambda: wrong(run))
-        lead = run.peers[run.coordinator]
-        eventually(lambda: "measured 6 links: " in lead.text, lambda: lead.text)
-        shown = render(lead.status())
-        assert shown.count("bit/s, down ") == 2
-        sent = [run.peers[name].status()["bytes"]["sent"]["probes"] for name in NAMES]
-        assert all(0 < count < 2.02 * PROBE_BYTES_MAX for count in sent), "of an hour"
-        print({pair: 8e-6 * link["out_bytes_per_s"] for pair, link in links(run).items()})
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        with fleet(folder, LabNet(lab)) as run:  # type: ignore[arg-type]  # as much of a net as needed
+            missed = probed(run)
+        print(f"attempt {attempt}: {missed or 'all ways found'}")
+        if not missed:
+            break
+    assert not missed
+
+
+def probed(run: Fleet) -> list[str]:
+    """Form a run that probes, check what must hold at any load, and return what it missed."""
+    run.form(NAMES)
+    with socket.socket() as sock:
+        if not ask(sock, BBR):
+            eventually(lambda: congestion(run) == [[BBR]] * 3, lambda: congestion(run))
+    for name in NAMES:  # what probes may cost depends on what rounds send
+        run.train(name, 2e6, inner_s=1000.0)
+    lead = run.peers[run.coordinator]
+    eventually(lambda: "measured 6 links: " in lead.text, lambda: lead.text)
+    begin_s = time.monotonic()
+    while (missed := too_slow(run)) and time.monotonic() - begin_s < PATIENCE_S:
+        time.sleep(0.5)
+    eventually(lambda: not wrong(run), lambda: wrong(run))
+    assert render(lead.status()).count("bit/s, down ") == 2
+    sent = [run.peers[name].status()["bytes"]["sent"]["probes"] for name in NAMES]
+    assert all(0 < count < 2.02 * PROBE_BYTES_MAX for count in sent), "of an hour"
+    print({pair: 8e-6 * link["out_bytes_per_s"] for pair, link in links(run).items()})
+    return missed
 
 
 @pytest.mark.slow
@@ -113,7 +141,7 @@ def test_rounds_go_on_and_teach_what_the_uplinks_have(lab: Lab, tmp_path: Path) 
         slow = UP_MBIT.index(min(UP_MBIT))
         near = RATE_TOLERANCE * UP_MBIT[slow]
         eventually(lambda: abs(up(slow) - UP_MBIT[slow]) < near, lambda: up(slow))
-        eventually(lambda: not wrong(run), lambda: wrong(run))
+        eventually(lambda: not [*too_slow(run), *wrong(run)], lambda: [*too_slow(run), *wrong(run)])
         number = run.peers["a"].status()["round"]
         for name in NAMES:
             run.peers[name].reaches(number + 2)
