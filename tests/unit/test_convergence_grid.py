@@ -41,13 +41,45 @@ def test_a_setting_can_be_told_from_its_name() -> None:
             Setting.of(name)
 
 
-def test_the_first_size_has_every_setting_at_every_inner_rate(tmp_path: Path) -> None:
-    rows = Grid("0.1M", results_in(tmp_path)).rows()
-    assert len(rows) == len(set(rows)) == 2 * 3 * (1 + 1 + 9 + 9 + 9)
-    assert {row.lr for row in rows if row.line.method == BEST.name} == {0.004, 0.008, 0.016}
-    of_large = {row.lr for row in rows if row.line.method == Setting(LARGE_BATCH, ADAMW).name}
-    assert of_large == {0.008, 0.016, 0.032}
+def rates_of(table: Grid, setting: Setting) -> set[float]:
+    return {row.lr for row in table.rows() if row.line.method == setting.name}
+
+
+def test_the_first_size_looks_for_inner_rates_in_the_middle(tmp_path: Path) -> None:
+    table = Grid("0.1M", results_in(tmp_path))
+    rows = table.rows()
+    assert len(rows) == len(set(rows)) == 2 * 3 * (1 + 1 + 3)
+    assert rates_of(table, BEST) == {0.004, 0.008, 0.016}
+    assert rates_of(table, Setting(LARGE_BATCH, ADAMW)) == {0.008, 0.016, 0.032}
+    assert rates_of(table, Setting("diloco", ADAMW, 0.4, 0.6)) == set()
     assert all(Row.of(row.name) == row for row in rows)
+
+
+def test_the_first_size_has_all_settings_at_the_best_rate_and_the_best_two_at_all(
+    tmp_path: Path,
+) -> None:
+    table = Grid("0.1M", results_in(tmp_path))
+    announced = table.hours()
+    fill(table)
+    rows = table.rows()
+    assert len(rows) == len(set(rows)) == len(table.results.all())
+    every = {0.004, 0.008, 0.016}
+    second = Setting("diloco", ADAMW, 0.7, 0.9)  # as near to the best one as any other
+    settings = table.settings("diloco", ADAMW)
+    assert len(settings) == 9
+    assert rates_of(table, BEST) == rates_of(table, second) == every
+    of_others = [rates_of(table, each) for each in settings if each not in (BEST, second)]
+    assert of_others == [{0.004}] * 7
+    assert all(table.best(each) for each in settings)
+    assert announced >= len(rows) * 4 * 900 * STAGES["0.1M"].step_s / 3600
+    assert table.hours() == 0
+
+
+def test_a_middle_that_diverges_everywhere_is_no_place_to_look_from(tmp_path: Path) -> None:
+    table = Grid("0.1M", results_in(tmp_path))
+    for row in table.tuning(BEST):
+        table.results.add(result_of(row, failed="NaN"))
+    assert rates_of(table, Setting("diloco", ADAMW, 0.4, 0.6)) == {0.004, 0.008, 0.016}
 
 
 def test_a_size_builds_on_the_best_of_the_one_before_it(tmp_path: Path) -> None:
@@ -55,6 +87,10 @@ def test_a_size_builds_on_the_best_of_the_one_before_it(tmp_path: Path) -> None:
     assert not Grid("0.8M-clip", results).rows()
     fill(Grid("0.1M", results))
     second = Grid("0.8M-clip", results)
+    assert {row.line.method for row in second.rows()} == {
+        "data-parallel-adamw",
+        "data-parallel-muon",
+    }
     settings = second.settings("diloco", ADAMW)
     assert settings[0] == BEST
     assert len(settings) == STAGES["0.8M-clip"].best
@@ -66,6 +102,8 @@ def test_a_size_builds_on_the_best_of_the_one_before_it(tmp_path: Path) -> None:
     assert announced == pytest.approx(steps * STAGES["0.8M-clip"].step_s / 3600)
     assert second.hours() == 0
     assert [each.row.seed for each in second.of_seeds(BEST)] == [0, 1, 2]
+    [rate] = {each.row.lr for each in done if each.row.line.method == BEST.name}
+    assert rate == min(BEST.rates("0.8M-clip"))  # data-parallel's best, as at the size before
     assert Grid("3M", results).settings("diloco", ADAMW) == [BEST]
 
 
@@ -105,4 +143,4 @@ def test_a_size_waits_until_the_one_before_it_is_complete(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["grid", "--size", "0.8M-clip", "--out", str(tmp_path)])
     assert grid.main() == 2
-    assert "0.8M-clip is of the best of 0.1M, of which 174 rows are left" in capsys.readouterr().out
+    assert "0.8M-clip is of the best of 0.1M, of which 30 rows are left" in capsys.readouterr().out
