@@ -15,14 +15,16 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from atoll.collectives.planning.network_model import Network
+from atoll.collectives.units import rate
 from atoll.peer.caps.caps import Caps
 from atoll.peer.daemon.ports import LinkMonitorPort
 from atoll.peer.links.estimates import LinkChanges, LinkEstimate, OwnLinks, PairEstimate
 from atoll.peer.links.link_table import LOCAL_BYTES_PER_S, LinkTable, RowTimes, describe
 from atoll.peer.links.messages import AboutLinks, LinkRow, ProbeOver
 from atoll.peer.links.prober import READ_PROBE_S, Prober
-from atoll.peer.links.tcp_info import TcpInfo, TcpInterval, Traffic, between, parse
-from atoll.peer.membership.view import REPLICA, View
+from atoll.peer.links.tcp_info import LossWatch, TcpInfo, TcpInterval, Traffic, between, parse
+from atoll.peer.membership.view import REPLICA, View, short
+from atoll.peer.streams.congestion import BBR, CUBIC
 from atoll.peer.streams.stream import DataStream
 from atoll.peer.telemetry.rows import LinkSeen, brief
 
@@ -63,6 +65,7 @@ class LinkMonitor:
         self._me, self._streams, self._daemon = me, streams, daemon
         self._loop = asyncio.get_running_loop()
         self._readings: WeakKeyDictionary[DataStream, tuple[TcpInfo, float]] = WeakKeyDictionary()
+        self._watches: WeakKeyDictionary[DataStream, LossWatch] = WeakKeyDictionary()
         self._pairs: dict[bytes, PairEstimate] = {}
         self._own, self._caps = OwnLinks(), caps
         self._arrives: dict[bytes, float] = {}  # what the others can send here, as they say
@@ -224,7 +227,23 @@ class LinkMonitor:
             if stream.is_indirect or stream.is_punched:
                 did = replace(did, min_rtt_s=0.0)  # no round trip to the peer: see least_rtt_s
             found[peer].append(did)
+            if did.pace and self._streams.bbr:
+                self._watch(peer, stream, did)
         return found
+
+    def _watch(self, peer: bytes, stream: DataStream, did: TcpInterval) -> None:
+        """Let a stream heed losses no more that hold it back, until its next plan.
+
+        The plan knew of none: a way of which little has been seen, or one that has become worse.
+        """
+        watch = self._watches.setdefault(stream, LossWatch())
+        if not watch.is_held_back(did) or stream.congestion != CUBIC or stream.use_congestion(BBR):
+            return
+        found = f"{rate(did.delivered / did.took_s)} of the planned {rate(did.pace)}"
+        self._daemon.note(
+            "network",
+            f"losses hold what goes to {short(peer)} at {found}: {BBR} is used until the next plan",
+        )
 
     # ------------------------------------------------------------ messages
 

@@ -37,6 +37,10 @@ PACKET_HEADERS_MIN, PACKET_HEADERS_MAX = 40, 100
 BUSY_SHARE = 0.9
 # Less, between two readings, is a question, an answer, or the opening of a stream.
 LOAD_BYTES = 4 << 10
+# A stream that had something to send for so long, and moved less than this share of its pace, while
+# some of it was lost, is held back by losses. On a way that lost a two hundredth, of which no plan
+# knew yet, rounds of 3 s took 14 to 18 (docs/log.md). Less time could be one full queue.
+HELD_BACK_SHARE, HELD_BACK_S = 0.5, 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +221,26 @@ def between(
 def _since(before: int, after: int) -> int:
     """Return how far a counter that starts again at 2^32 has moved."""
     return (after - before) % (1 << 32)
+
+
+class LossWatch:
+    """Say when a stream that keeps to a pace is held back by losses of its way."""
+
+    def __init__(self) -> None:
+        self._held_s = self._lost = 0.0
+
+    def is_held_back(self, did: TcpInterval) -> bool:
+        """Take in what the stream did since the last reading; return whether it was for long."""
+        if (
+            not did.whole
+            or not did.unsent
+            or did.delivered >= HELD_BACK_SHARE * did.pace * did.took_s
+        ):
+            self._held_s, self._lost = 0.0, did.lost  # what is lost now is what slows it next
+            return False
+        self._held_s += did.took_s
+        self._lost += did.lost
+        return self._held_s >= HELD_BACK_S and self._lost > 0
 
 
 StreamIntervals = Mapping[bytes, Sequence[TcpInterval]]  # of all streams to, or from, each peer

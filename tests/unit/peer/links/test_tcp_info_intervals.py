@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from atoll.peer.links.estimates import WINDOW_BYTES, WINDOW_S, RateWindow
-from atoll.peer.links.tcp_info import LOAD_BYTES, TcpInfo, TcpInterval, Traffic, between
+from atoll.peer.links.tcp_info import (
+    HELD_BACK_S,
+    HELD_BACK_SHARE,
+    LOAD_BYTES,
+    LossWatch,
+    TcpInfo,
+    TcpInterval,
+    Traffic,
+    between,
+)
 
 MSS, HEADERS = 1000, 1.05
 BEFORE = TcpInfo(
@@ -136,3 +145,39 @@ def test_who_sends_and_from_whom_something_comes() -> None:
     assert not quiet.arriving
     busy = Traffic({A: [MUCH], B: []}, {A: [], B: [came(1e6)]})
     assert (busy.sending, busy.arriving) == ({A}, {B})
+
+
+STEP_S, PACE = 0.25, 1e6
+HELD = TcpInterval(
+    STEP_S, busy_s=STEP_S, delivered=0.3 * STEP_S * PACE, sent=1e5, lost=3000.0, unsent=9, pace=PACE
+)
+
+
+def readings_until_held_back(*intervals: TcpInterval) -> int:
+    """Return after how many readings a stream is said to be held back; 0 for never."""
+    watch = LossWatch()
+    return next((n for n, did in enumerate(intervals, 1) if watch.is_held_back(did)), 0)
+
+
+def test_a_stream_far_below_its_pace_that_loses_for_long_is_held_back() -> None:
+    assert readings_until_held_back(*[HELD] * 9) == -(-HELD_BACK_S // STEP_S)
+    lost_before = replace(HELD, delivered=0.9 * STEP_S * PACE)
+    assert readings_until_held_back(lost_before, *[replace(HELD, lost=0.0)] * 9)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(HELD, delivered=HELD_BACK_SHARE * STEP_S * PACE),
+        replace(HELD, lost=0.0),  # the other side, or a queue without end
+        replace(HELD, unsent=0),  # there was no more to send
+        replace(HELD, busy_s=0.5 * STEP_S),
+    ],
+)
+def test_what_else_makes_a_stream_slow_are_no_losses(other: TcpInterval) -> None:
+    assert not readings_until_held_back(*[other] * 9)
+
+
+def test_readings_that_were_fast_enough_begin_the_time_anew() -> None:
+    fast = replace(HELD, delivered=STEP_S * PACE)
+    assert not readings_until_held_back(*[HELD, HELD, fast] * 9)
