@@ -147,7 +147,11 @@ def test_a_rate_that_was_measured_too_low_is_corrected_by_rounds() -> None:
             link.give(moved(min(pace, RATE), pace=pace), alone=False)
         for _ in range(round(8.0 / STEP_S)):
             link.give()
-        assert link.out >= min(RATE, 0.999 * LINK_SHARE * TRIAL_FACTOR * before) if tries else link.out >= before
+        assert (
+            link.out >= min(RATE, 0.999 * LINK_SHARE * TRIAL_FACTOR * before)
+            if tries
+            else link.out >= before
+        )
     assert link.out == pytest.approx(RATE)
     assert link.now_s - 1000.0 < 200, "within some minutes"
 
