@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import (
     Awaitable,
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from atoll.peer.verify.evidence import Evidence
 
 T = TypeVar("T")
+BUSY_AGAIN_S = 1.0  # between two tries of a newcomer for whom nobody has time
 REACH_AGAIN_S = 5.0  # between two tries to reach anybody of a run that this home was in ...
 LINK_LOOK_S = 0.05  # ... in which somebody else may dial this peer
 JOIN_TIMEOUT_S = 120.0  # from the first link to the admission to a view; as long to get a link
@@ -206,8 +208,8 @@ class Daemon:
 
         Raises ConnectError if none can be reached; but who was in the run before waits until
         somebody can be, or dials it: those who are left may all be peers that can only dial out.
-        Where somebody takes connections and is too busy to answer, a newcomer goes on trying for
-        as long as it may take to be admitted.
+        Where somebody takes connections and has no time or no place for another one, a newcomer
+        goes on trying for as long as it may take to be admitted.
         """
         options, said = self.parts.options, False
         until_s = self._loop.time() + JOIN_TIMEOUT_S
@@ -230,6 +232,9 @@ class Daemon:
                 elif not said:
                     self.note("waiting", answers_late(error.what, JOIN_TIMEOUT_S))
                 said = True
+                if not options.returns:  # of many that come at once not all ask again at once
+                    pause_s = random.uniform(0.5, 1.5) * BUSY_AGAIN_S
+                    await unless_ended(asyncio.sleep(pause_s), self._end)
 
     async def _first_link(self, reached: asyncio.Future[None]) -> None:
         """Return with the first link, whoever dialled it.

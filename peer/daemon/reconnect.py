@@ -8,6 +8,7 @@ before TCP gives it up; so is a data stream on which nothing gets through while 
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
@@ -67,9 +68,12 @@ def is_refusal(error: BaseException | None, *, returns: bool = False) -> bool:
 
 
 def takes_long(error: ConnectError) -> bool:
-    """Return whether somebody took the connection, and nothing was said until the time was up."""
-    is_timeout = isinstance(error.__cause__, TimeoutError)
-    return is_timeout and error.stage != "" and error.stage not in UNREACHED
+    """Return whether somebody took the connection, and had no time for it, or no place.
+
+    Whoever has as many newcomers as it admits at once closes the connections of others unheard.
+    """
+    is_unheard = isinstance(error.__cause__, TimeoutError | ConnectionError | ssl.SSLEOFError)
+    return is_unheard and error.stage != "" and error.stage not in UNREACHED
 
 
 class KnownAddresses:

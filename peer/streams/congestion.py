@@ -3,8 +3,8 @@
 Over a network whose losses are not known it is BBR, where the kernel has it: on paths with losses
 that no queue has caused it keeps most of the rate, of which cubic keeps a tenth (docs/log.md). A
 stream that keeps to a pace fills hardly any queue, so a loss there is the path's; where a plan has
-found none it is cubic, which does not slow down to look for the shortest round trip as BBR does. If there
-are losses after all, which hold it back, it is BBR again until the next plan (LossWatch of
+found none it is cubic, which does not slow down to look for the shortest round trip as BBR does. If
+there are losses after all, which hold it back, it is BBR again until the next plan (LossWatch of
 peer/links/tcp_info.py).
 Between processes of one machine there is nothing to find out: cubic again. Only the side that sends
 has a control, so the other side is not asked.

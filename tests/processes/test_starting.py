@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from harness.netns import Net
 from harness.processes import DAEMON, JOIN_LINE, NET_PORT, Peer, fleet, until
 
+from atoll.peer.net.connection_limits import STRANGERS_SPEAKING
 from atoll.peer.net.invite import Invite
 
 SCRIPT = Path(sys.executable).with_name("atoll")
@@ -169,6 +171,20 @@ def test_a_newcomer_goes_on_trying_where_somebody_is_too_busy_to_answer(tmp_path
         until(lambda: "goes on trying for 2 min" in joiner.text, "b says what it waits for", joiner)
         assert "no answer in time" in joiner.text
         first.kill(signal.SIGCONT)
+        run.sees("b", 2)
+
+
+def test_a_newcomer_goes_on_trying_where_others_have_all_places(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run, ExitStack() as others:
+        first = run.up("a")
+        for _ in range(STRANGERS_SPEAKING.total):
+            stranger = others.enter_context(socket.create_connection(("127.0.0.1", first.port)))
+            stranger.sendall(b"\x16")  # a handshake that begins
+        joiner = run.join("b")
+        until(lambda: "goes on trying for 2 min" in joiner.text, "b says what it waits for", joiner)
+        assert "connection" in joiner.text
+        assert "no answer in time" not in joiner.text
+        others.close()
         run.sees("b", 2)
 
 
