@@ -16,8 +16,8 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.planning.network_model import F64, Network
 from atoll.collectives.schedule.routes import ROOT, Routes
 
-# The share of a link's measured rate that all its streams may take. The rest is for what they do not
-# count: the acknowledgements of what arrives meanwhile, 52 bytes for every two packets. At 1.08,
+# The share of a link's measured rate that all its streams may take. The rest is for what they do
+# not count: acknowledgements of what arrives meanwhile, 52 bytes for every two packets. At 1.08,
 # rounds of 64 MiB took a tenth longer, since the queues were full all the time; those of 5 MB, in
 # which links are taken for a little slower than they are, 4 % less (docs/log.md).
 LINK_SHARE: Final = 0.98
