@@ -39,6 +39,9 @@ REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
 REDIAL_MEMBER_MAX_S = 1.0
 ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
 FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addresses
+# Dials under way at a time: at first, at least, at most (DialWindow).
+DIALS_FIRST, DIALS_MIN, DIALS_MAX = 16, 2, 128
+DIALS_MORE, DIALS_FEWER = 0.5, 0.7  # what is added for an answer, and what is left for none
 # Nothing of a link has been acknowledged for so long: it is dialled again. The kernel has then sent
 # it three times or more, while members answer each other's heartbeats four times a second.
 SILENT_S = 1.5
@@ -118,6 +121,33 @@ class KnownAddresses:
                 self._log.note("disk", f"cannot save the run's addresses in {where}: {error}")
 
 
+class DialWindow:
+    """Limit how many dials are under way, by what came of the last ones, as TCP limits packets.
+
+    Each handshake takes both ends some milliseconds of a processor. A hundred daemons that all dial
+    each other at once on one machine need longer for that than anybody waits for an answer: then
+    every dial comes to nothing, and all begin anew.
+    """
+
+    def __init__(self) -> None:
+        self._size, self._under_way = float(DIALS_FIRST), 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._under_way < int(self._size)
+
+    def begin(self) -> None:
+        self._under_way += 1
+
+    def ended(self, *, is_linked: bool, took_long: bool) -> None:
+        """Take in what came of a dial; ``took_long``: somebody was there and had no time for it."""
+        self._under_way -= 1
+        if is_linked:
+            self._size = min(self._size + DIALS_MORE, DIALS_MAX)
+        elif took_long:
+            self._size = max(self._size * DIALS_FEWER, DIALS_MIN)
+
+
 class KnownReach(Protocol):
     """Know which peers cannot be dialled, and where the others can."""
 
@@ -157,6 +187,8 @@ class Reconnector:
         self._pauses: dict[str, tuple[float, float]] = {}  # address -> dialled when, delay
         self._answered: dict[str, bytes] = {}  # address -> who was there last
         self._failed: dict[str, ConnectError] = {}  # address -> why nobody was
+        self._window = DialWindow()
+        self._waiting: dict[str, tuple[bytes | None, bool]] = {}  # dials for which it had no room
         self._apart_since_s: dict[bytes, float] = {}  # members without a link
         self._direct_again_s: dict[bytes, float] = {}  # members linked through a relay
         self._silent_since_s = float("inf")  # since when a link is silent
@@ -411,9 +443,42 @@ class Reconnector:
             self._pauses.clear()
         delay_s = min(2 * delay_s, REDIAL_MAX_S)
         self._pauses[address] = (now_s, delay_s)
-        self._daemon.spawn(self._dial(peer, address, anew=anew))
+        self._waiting[address] = (peer, anew)
+        self._begin_dials()
 
-    async def _dial(self, peer: bytes | None, address: str, *, anew: bool) -> None:
+    def _begin_dials(self) -> None:
+        """Begin as many of the waiting dials as there is room for, in their order.
+
+        Where nobody answered last time there is no handshake: such dials keep no others waiting.
+        """
+        for address, (peer, anew) in list(self._waiting.items()):
+            failed = self._failed.get(address)
+            counts = failed is None or failed.stage not in UNREACHED
+            if counts and not self._window.has_room:
+                continue
+            del self._waiting[address]
+            if anew or peer is None or peer not in self._host.link_peers():
+                if counts:
+                    self._window.begin()
+                self._daemon.spawn(self._dial_in_window(peer, address, anew=anew, counts=counts))
+
+    async def _dial_in_window(
+        self, peer: bytes | None, address: str, *, anew: bool, counts: bool
+    ) -> None:
+        is_linked = took_long = False
+        try:
+            error = await self._dial(peer, address, anew=anew)
+            is_linked = error is None
+            took_long = isinstance(error, ConnectError) and takes_long(error)
+        finally:
+            if counts:
+                self._window.ended(is_linked=is_linked, took_long=took_long)
+        self._begin_dials()
+
+    async def _dial(
+        self, peer: bytes | None, address: str, *, anew: bool
+    ) -> ConnectError | IdentityInUseError | None:
+        """Dial now; return why there is no link."""
         old = self._host.link_of(peer) if peer is not None and anew else None
         try:
             found = await self._host.dial(address, expect_peer=peer, anew=anew)
@@ -433,13 +498,14 @@ class Reconnector:
             if route is None and peer is not None and peer not in self._host.link_peers():
                 # Who joins is told of a coordinator, which may be one that nobody can dial.
                 self._dial_through(peer, self._reach.relays_to(peer, bulk=False), anew=False)
-            return
+            return error
         self._say_replaced(found, address, old)
         self._failed.pop(address, None)
         self.answered(address, found)
         self._pauses.pop(address, None)
         if peer is not None:
             self._streams.warm(peer)
+        return None
 
     def _not_through(self, route: Route, error: ConnectError | IdentityInUseError) -> None:
         """Avoid a relay that somebody else answers at; that a relay refuses is no news."""

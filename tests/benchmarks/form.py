@@ -53,8 +53,7 @@ def form(run: Fleet, count: int) -> None:
     up_s = time.monotonic() - begun_s
     inside = 0
     while time.monotonic() - begun_s < up_s + LIMIT_S:
-        found = founder.status()
-        inside = len(found["members"])
+        inside = len(founder.try_status().get("members", ())) or inside  # it may be too busy
         if inside == count and all(sees(run.peers[name], count) for name in names):
             break
         time.sleep(0.2)
@@ -62,7 +61,11 @@ def form(run: Fleet, count: int) -> None:
     ended = [name for name in names if run.peers[name].popen.poll() is not None]
     for name in ended[:1]:
         print(f"{name}: {run.peers[name].text.strip()[-500:]}", flush=True)
-    sent = [control_bytes(run.peers[name]) for name in names if name not in ended]
+    sent = [
+        control_bytes(run.peers[name])
+        for name in names
+        if name not in ended and run.peers[name].try_status()
+    ]
     before_s, before_bytes = processor_s(founder), control_bytes(founder)
     time.sleep(IDLE_S)
     busy = (processor_s(founder) - before_s) / IDLE_S

@@ -20,9 +20,14 @@ from atoll.collectives.errors import (
 from atoll.peer.daemon.daemon import Daemon
 from atoll.peer.daemon.options import DaemonOptions
 from atoll.peer.daemon.reconnect import (
+    DIALS_FIRST,
+    DIALS_MAX,
+    DIALS_MIN,
     FIRST_DIALS,
     REDIAL_MAX_S,
     REDIAL_MEMBER_MAX_S,
+    REDIAL_S,
+    DialWindow,
     Reconnector,
 )
 from atoll.peer.membership import events as ev
@@ -57,6 +62,9 @@ class Dials:
         self.asked.append((address, expect_fingerprint))
         self.begun.set()
         return await self.answers.setdefault(address, asyncio.get_running_loop().create_future())
+
+    def link_of(self, peer: bytes) -> None:
+        """Return no link: none is replaced."""
 
     def fail(self, address: str, error: Exception) -> None:
         self.answers[address].set_exception(error)
@@ -144,6 +152,87 @@ def test_a_copied_home_is_told_at_once() -> None:
             await reached
 
     asyncio.run(patiently(scenario))
+
+
+# ---------------------------------------------------------------- how many at a time
+
+MANY = tuple(f"m{number}:1" for number in range(3 * DIALS_FIRST))
+
+
+def unheard(stage: str) -> ConnectError:
+    """Return what a dial fails with that nobody had time for at this stage."""
+    error = ConnectError("no answer in time", stage=stage)
+    error.__cause__ = TimeoutError()
+    return error
+
+
+def asked(dials: Dials) -> list[str]:
+    return [address for address, _ in dials.asked]
+
+
+def test_so_many_are_dialled_at_a_time_and_the_others_in_their_turn() -> None:
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
+        for address in MANY:
+            keeper.dial(None, address)
+        await turns()
+        assert asked(dials) == [*MANY[:DIALS_FIRST]]
+        for address in MANY[:2]:  # two links: room for those, and for one more
+            dials.answers[address].set_result(address.encode())
+        await turns()
+        assert asked(dials) == [*MANY[: DIALS_FIRST + 3]]
+
+    asyncio.run(patiently(scenario))
+
+
+def test_fewer_are_dialled_where_nobody_has_time() -> None:
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
+        for address in MANY:
+            keeper.dial(None, address)
+        await turns()
+        for address in MANY[:DIALS_FIRST]:
+            dials.fail(address, unheard("TLS"))
+        await turns()
+        assert asked(dials) == [*MANY[: DIALS_FIRST + DIALS_MIN]]
+
+    asyncio.run(patiently(scenario))
+
+
+def test_who_is_not_there_keeps_nobody_waiting() -> None:
+    async def scenario(dials: Dials, keeper: Reconnector) -> None:
+        for address in MANY[:DIALS_FIRST]:
+            keeper.dial(None, address)
+        await turns()
+        for address in MANY[:DIALS_FIRST]:
+            dials.fail(address, unheard("TCP"))
+        await turns()
+        dials.answers.clear()
+        await asyncio.sleep(2 * REDIAL_S)  # the pause of each is over
+        for address in MANY:
+            keeper.dial(None, address)
+        await turns()
+        assert asked(dials)[DIALS_FIRST:] == [*MANY[: 2 * DIALS_FIRST]]
+
+    asyncio.run(patiently(scenario))
+
+
+def test_a_window_neither_closes_nor_grows_without_end() -> None:
+    window = DialWindow()
+
+    def room() -> int:
+        count = 0
+        while window.has_room:
+            window.begin()
+            count += 1
+        return count
+
+    for is_linked, size in ((False, DIALS_MIN), (True, DIALS_MAX)):
+        for _ in range(4 * DIALS_MAX):
+            window.begin()
+            window.ended(is_linked=is_linked, took_long=not is_linked)
+        found = room()
+        assert found == size
+        for _ in range(found):
+            window.ended(is_linked=False, took_long=False)
 
 
 # ---------------------------------------------------------------- who is dead
