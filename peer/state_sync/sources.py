@@ -7,7 +7,8 @@ until it is asked of a donor. Entries come first, those that the fewest donors o
 others and the oldest of these first (rarest first: logs drop their oldest entries), then chunks of
 the state, which every donor has. A donor with nothing open left to send takes over, from the donor
 that would deliver last, what it can deliver in less than half that time; so the end does not wait
-for the slowest, and a donor that hangs costs nothing but patience.
+for the slowest. What a donor sends first may be on its way, and is asked of another one only when
+nothing has come for a while: a donor that hangs costs nothing but patience.
 """
 
 from __future__ import annotations
@@ -484,7 +485,8 @@ class PieceScheduler:
         if not worth:
             return None
         if next(iter(donor.asked)) == found:
-            return asked, []  # it may be on its way: whoever is first
+            # It may be on its way, and costs its bytes twice: only where nothing comes any more.
+            return (asked, []) if now_s > donor.idle_until_s + HANG_S else None
         self._holders[asked.piece].pop(victim)
         del donor.asked[found]
         return asked, [Drop(victim, found)]

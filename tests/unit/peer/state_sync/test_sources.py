@@ -63,10 +63,13 @@ def test_a_slow_donor_is_relieved_of_what_it_has_not_begun() -> None:
     assert pull.outstanding(A) + pull.outstanding(B) >= ASKED_MAX
 
 
-def test_the_piece_on_its_way_is_asked_of_a_second_donor_and_the_first_to_send_it_wins() -> None:
+def test_a_piece_that_does_not_come_is_asked_of_a_second_donor_and_the_first_to_send_it_wins() -> (
+    None
+):
     pull = pull_of([A, B], 2)
     asks, _ = pull.plan(0.0)
     deliver(pull, asks, A, 0.01)
+    assert pull.plan(0.9 * HANG_S) == ([], []), "to ask twice costs it twice"
     thefts, drops = pull.plan(5.0)
     assert not drops
     assert [(ask.peer, ask.piece) for ask in thefts] == [(A, asks[1].piece)]
