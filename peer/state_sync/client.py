@@ -175,6 +175,7 @@ class SyncClient:
                 # A stream that broke in the middle of a frame keeps its buffer: at most that many.
                 buffer = self._spare.pop() if self._spare else bytearray(FRAME_BYTES_MAX)
                 self._landing[source, ticket] = buffer
+                self._machine.arrives(source, ticket)
                 return memoryview(buffer)[: header.length]
         self._feed(ev.PieceArrived(source, ticket, header.round, ()))
         return None

@@ -138,6 +138,10 @@ class SyncMachine:
         is_wanted = self.phase is SyncPhase.PULLING
         return self.donors.pieces.expects(source, ticket) if is_wanted else None
 
+    def arrives(self, source: bytes, ticket: int) -> None:
+        """Note that the piece of this ticket has begun to arrive: its donor does not hang."""
+        self.donors.pieces.arrives(source, ticket)
+
     # ------------------------------------------------------------ the task
 
     def _set_goal(self, goal: Goal, own: ev.OwnState) -> None:

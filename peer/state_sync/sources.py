@@ -40,6 +40,9 @@ HOLDERS_MAX = 2  # donors that the same piece is asked of at a time
 STEAL_FACTOR = 2.0  # estimates are rough: take over only what comes in half the time
 STEAL_MARGIN_S = 0.05  # ... and not for less than asking costs
 HANG_S = 2.0  # a donor that sends nothing for so long may be relieved by one not tried yet
+# A piece that has begun to arrive may take so long: rounds have most of the link meanwhile, and a
+# stream on which nothing moves ends sooner.
+ARRIVAL_S = 15.0
 REST_S = 0.5  # of a donor that could not give a piece: until it is worth asking again
 RATE_WEIGHT = 0.25  # of the newest piece in the estimate of a donor's speed
 
@@ -275,6 +278,7 @@ class _DonorQueue:
     asked: dict[int, _Asked] = field(default_factory=dict)  # by ticket, in its order of sending
     rate: float = 0.0  # bytes per second; 0 until the first piece is here
     idle_until_s: float = 0.0  # its last piece, or its being asked when it had nothing to do
+    arriving: int = 0  # the ticket of what has begun to arrive last
     rests_until_s: float = 0.0
 
     def offers(self, piece: Piece) -> bool:
@@ -375,6 +379,11 @@ class PieceScheduler:
         donor = self._donors.get(peer)
         asked = donor.asked.get(ticket) if donor else None
         return asked.piece if asked else None
+
+    def arrives(self, peer: bytes, ticket: int) -> None:
+        """Note that a piece has begun to arrive."""
+        if self.expects(peer, ticket) is not None:
+            self._donors[peer].arriving = ticket
 
     def arrived(self, peer: bytes, ticket: int, now_s: float) -> list[Drop]:
         """Note that a wanted piece is here; return the requests for it to others.
@@ -486,7 +495,8 @@ class PieceScheduler:
             return None
         if next(iter(donor.asked)) == found:
             # It may be on its way, and costs its bytes twice: only where nothing comes any more.
-            return (asked, []) if now_s > donor.idle_until_s + HANG_S else None
+            patience_s = ARRIVAL_S if donor.arriving == found else HANG_S
+            return (asked, []) if now_s > donor.idle_until_s + patience_s else None
         self._holders[asked.piece].pop(victim)
         del donor.asked[found]
         return asked, [Drop(victim, found)]

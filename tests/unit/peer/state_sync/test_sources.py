@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.peer.state_sync.messages import ASKED_MAX
-from atoll.peer.state_sync.sources import HANG_S, REST_S, Ask, Piece, PieceScheduler
+from atoll.peer.state_sync.sources import ARRIVAL_S, HANG_S, REST_S, Ask, Piece, PieceScheduler
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 
@@ -77,6 +77,18 @@ def test_a_piece_that_does_not_come_is_asked_of_a_second_donor_and_the_first_to_
     assert (drop.peer, drop.ticket) == (B, asks[1].ticket)
     assert pull.expects(B, asks[1].ticket) is None
     assert not pull.wanted
+
+
+def test_a_piece_that_has_begun_to_arrive_is_waited_for_longer() -> None:
+    """Rounds have most of the link meanwhile."""
+    pull = pull_of([A, B], 2)
+    asks, _ = pull.plan(0.0)
+    deliver(pull, asks, A, 0.01)
+    pull.arrives(B, asks[1].ticket)
+    pull.arrives(C, asks[1].ticket)  # a stranger's word for it
+    assert pull.plan(0.9 * ARRIVAL_S) == ([], [])
+    thefts, _ = pull.plan(1.1 * ARRIVAL_S)
+    assert [ask.piece for ask in thefts] == [asks[1].piece]
 
 
 def test_equally_fast_donors_do_not_steal() -> None:
