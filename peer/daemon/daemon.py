@@ -41,7 +41,7 @@ from atoll.peer.daemon.memory import HomeMemory, room_of
 from atoll.peer.daemon.optional import ABOUT_AUDITS, ABOUT_BANS, ABOUT_PASSES
 from atoll.peer.daemon.options import DaemonOptions, first_event
 from atoll.peer.daemon.process import prepare_process
-from atoll.peer.daemon.reconnect import is_refusal, takes_long
+from atoll.peer.daemon.reconnect import is_refusal, went_unheard
 from atoll.peer.daemon.resuming import Inquiry
 from atoll.peer.daemon.status import (
     answers_late,
@@ -223,7 +223,7 @@ class Daemon:
                 await unless_ended(self._first_link(reached), self._end)
                 return
             except ConnectError as error:
-                is_busy = takes_long(error) and self._loop.time() < until_s
+                is_busy = went_unheard(error) and self._loop.time() < until_s
                 is_final = is_refusal(error, returns=options.returns)
                 if is_final or not (options.returns or is_busy):
                     raise

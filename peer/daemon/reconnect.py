@@ -39,7 +39,8 @@ REDIAL_MAX_S = 8.0  # ... and this seldom when they do not answer
 REDIAL_MEMBER_MAX_S = 1.0
 ADDRESSES_MAX = 8192  # remembered pauses: two for each peer that a run may have
 FIRST_DIALS = 8  # at once, to get into the run: a home remembers up to 64 addresses
-# Dials under way at a time: at first, at least, at most (DialWindow).
+# Dials under way at a time: as many at first as a machine has time for in a second; at least two,
+# so that one which hangs stops nothing; at most one to each member of a large run.
 DIALS_FIRST, DIALS_MIN, DIALS_MAX = 16, 2, 128
 DIALS_MORE, DIALS_FEWER = 0.5, 0.7  # what is added for an answer, and what is left for none
 # Nothing of a link has been acknowledged for so long: it is dialled again. The kernel has then sent
@@ -70,7 +71,7 @@ def is_refusal(error: BaseException | None, *, returns: bool = False) -> bool:
     return not (returns and error.stage == SECRET)
 
 
-def takes_long(error: ConnectError) -> bool:
+def went_unheard(error: ConnectError) -> bool:
     """Return whether somebody took the connection, and had no time for it, or no place.
 
     Whoever has as many newcomers as it admits at once closes the connections of others unheard.
@@ -139,12 +140,12 @@ class DialWindow:
     def begin(self) -> None:
         self._under_way += 1
 
-    def ended(self, *, is_linked: bool, took_long: bool) -> None:
-        """Take in what came of a dial; ``took_long``: somebody was there and had no time for it."""
+    def ended(self, *, is_linked: bool, unheard: bool) -> None:
+        """Take in what came of a dial; ``unheard``: somebody was there and had no time for it."""
         self._under_way -= 1
         if is_linked:
             self._size = min(self._size + DIALS_MORE, DIALS_MAX)
-        elif took_long:
+        elif unheard:
             self._size = max(self._size * DIALS_FEWER, DIALS_MIN)
 
 
@@ -221,7 +222,7 @@ class Reconnector:
                 except ConnectError as error:
                     errors[address] = error
                     if len(errors) == count:
-                        busy = [each for each in errors.values() if takes_long(each)]
+                        busy = [each for each in errors.values() if went_unheard(each)]
                         fail(errors[first] if is_refusal(errors[first]) or not busy else busy[0])
                 except IdentityInUseError as error:
                     fail(error)
@@ -437,7 +438,8 @@ class Reconnector:
         if peer is not None and not anew and parse_route(address) is None:
             address = self._reach.address_of(peer, address)
         last_s, delay_s = self._pauses.get(address, (float("-inf"), REDIAL_S / 2))
-        if not address or now_s < last_s + min(delay_s, most_s):
+        is_early = now_s < last_s + min(delay_s, most_s)
+        if not address or address in self._waiting or is_early:
             return
         if len(self._pauses) >= ADDRESSES_MAX:
             self._pauses.clear()
@@ -465,14 +467,14 @@ class Reconnector:
     async def _dial_in_window(
         self, peer: bytes | None, address: str, *, anew: bool, counts: bool
     ) -> None:
-        is_linked = took_long = False
+        is_linked = unheard = False
         try:
             error = await self._dial(peer, address, anew=anew)
             is_linked = error is None
-            took_long = isinstance(error, ConnectError) and takes_long(error)
+            unheard = isinstance(error, ConnectError) and went_unheard(error)
         finally:
             if counts:
-                self._window.ended(is_linked=is_linked, took_long=took_long)
+                self._window.ended(is_linked=is_linked, unheard=unheard)
         self._begin_dials()
 
     async def _dial(

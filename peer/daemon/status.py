@@ -308,8 +308,8 @@ def nobody_answers(run: str, address: str, why: str) -> str:
 def answers_late(why: str, limit_s: float) -> str:
     """Say what a newcomer waits for whose connections are taken, and closed or not answered."""
     return (
-        f"{why}. Somebody takes connections there, and may be busy with others: this peer goes on"
-        f" trying for {duration(limit_s)}"
+        f"{why}. Somebody takes connections there, and may be busy with others, or it is no port of"
+        f" atoll: this peer goes on trying for {duration(limit_s)}"
     )
 
 

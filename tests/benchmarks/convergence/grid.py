@@ -286,10 +286,11 @@ class Grid:
 
     def rows_of(self, setting: Setting) -> list[Row]:
         """Return the rows of a setting that are known so far, done or not."""
-        best = self.best(setting)
-        seeds = range(1, self.stage.seeds) if best else ()
-        more = [Row(best.row.line, best.row.lr, seed) for seed in seeds] if best else []
-        return [*self.tuning(setting), *more]
+        tuning, best = self.tuning(setting), self.best(setting)
+        if best is None:
+            return tuning
+        more = range(1, self.stage.seeds)
+        return [*tuning, *(Row(best.row.line, best.row.lr, seed) for seed in more)]
 
     def pending(self) -> list[Row]:
         return [row for row in self.rows() if self.results.get(row) is None]

@@ -228,11 +228,11 @@ def test_a_window_neither_closes_nor_grows_without_end() -> None:
     for is_linked, size in ((False, DIALS_MIN), (True, DIALS_MAX)):
         for _ in range(4 * DIALS_MAX):
             window.begin()
-            window.ended(is_linked=is_linked, took_long=not is_linked)
+            window.ended(is_linked=is_linked, unheard=not is_linked)
         found = room()
         assert found == size
         for _ in range(found):
-            window.ended(is_linked=False, took_long=False)
+            window.ended(is_linked=False, unheard=False)
 
 
 # ---------------------------------------------------------------- who is dead
